@@ -1,0 +1,1 @@
+"""dht finds: identities, signed records, and the directory they are announced in."""

@@ -1,0 +1,1 @@
+"""peers act: transports, nodes, the trainer, and the command line."""
