@@ -1,0 +1,1 @@
+"""Torch modules only: the blocks, and a model cut into stages."""
