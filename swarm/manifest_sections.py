@@ -181,12 +181,12 @@ class Data(Section):
 
     source: str = text(
         "stdlib",
-        r"^(stdlib|text:.+|[\w.]+:\w+)$",
-        "'stdlib', 'text:PATH' or 'module:function'",
+        r"^(stdlib|text:.+|python:[\w.]+:\w+)$",
+        "'stdlib', 'text:PATH' or 'python:module:function'",
         max_length=4096,
     )
     sha256: str = text("", r"^([0-9a-f]{64})?$", "64 hexadecimal digits, or empty")
-    holdout: float = _number(0.05, 0, 0.5)
+    holdout: float = _number(0.05, 1e-6, 0.5)
     """Share of the corpus kept for evaluation."""
 
 
