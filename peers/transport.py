@@ -7,11 +7,14 @@ Everything between peers is a *call*: one request frame, one reply frame. Implem
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swarm.types import PeerId
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,22 @@ Handler = Callable[[PeerId, Frame], Awaitable[Frame]]
 Handlers of different calls run concurrently. They do not raise; if one does all the same, the
 transport answers ``{"kind": "refused", "reason": "internal error: ..."}`` and lives on.
 """
+
+
+def refusal(reason: str) -> Frame:
+    """The reply that says no, and why."""
+    return Frame({"kind": "refused", "reason": reason})
+
+
+async def answer(handler: Handler, sender: PeerId, request: Frame) -> Frame:
+    """The handler's reply, or a refusal if it raised: no message may end a server."""
+    try:
+        return await handler(sender, request)
+    except Exception as error:  # noqa: BLE001
+        reason = f"internal error: {type(error).__name__}: {error}"
+        logger.error("a call from %s was refused: %s", sender, reason)
+        logger.debug("where it came from", exc_info=error)
+        return refusal(reason)
 
 
 class Transport(Protocol):
