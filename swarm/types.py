@@ -53,3 +53,25 @@ class Replica:
 
     peer: PeerId
     boot: Boot
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of microbatch ``m``, named by its stamp.
+
+    ``mask`` holds the stages where it still has to count; an empty mask is an evaluation.
+    """
+
+    stamp: Stamp
+    mark: Mark
+    m: int
+    mask: frozenset[int]
+
+    @property
+    def evaluation(self) -> bool:
+        return not self.mask
+
+    @property
+    def lowest(self) -> int:
+        """The stage where the backward pass stops. Only for attempts with a mask."""
+        return min(self.mask)

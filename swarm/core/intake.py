@@ -1,0 +1,247 @@
+"""The queue of a stage: what is accepted, what is busy, what is refused, and what runs next.
+
+Bounded on purpose: a forward beyond the bound is *busy*; a backward for a context that is held
+needs no room, so something can always move (the last stage waits for nobody).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swarm.core.hop import Outcome
+from swarm.types import Attempt, Mark, Stamp, Term
+
+
+class Kind(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A microbatch's pass through this stage. ``expires_at`` bounds how long it may stay here."""
+
+    kind: Kind
+    attempt: Attempt
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to an offer: ACCEPTED, BUSY or REFUSED, and why."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+ACCEPTED = Reply(Outcome.ACCEPTED)
+
+
+class Intake:
+    """Accepts jobs up to its bounds and orders them: backward first, older before younger.
+
+    A *context* is what a forward leaves behind for its backward. It ends with the backward, a
+    cancel, a later attempt of the same microbatch, a new mark, or its time limit. The shell keeps
+    payloads and graphs by stamp; ``take_freed`` says which of them may go.
+
+    Args:
+        stage, last_stage: where this is; the last stage needs no contexts.
+        queue: how many forwards may wait.
+        contexts: how many contexts and forwards that will leave one may be held.
+    """
+
+    def __init__(self, stage: int, last_stage: int, *, queue: int, contexts: int) -> None:
+        self._stage = stage
+        self._last = last_stage
+        self._queue_bound = queue
+        self._context_bound = contexts
+        self.term = Term(0, "")
+        self.mark: Mark | None = None
+        self.bar: Stamp | None = None
+        self._waiting: dict[tuple[Kind, Stamp], Job] = {}
+        self._undecoded: set[tuple[Kind, Stamp]] = set()
+        self._running: Job | None = None
+        self._contexts: dict[Stamp, Job] = {}
+        self._newest: dict[tuple[int, bool], Stamp] = {}
+        self._answers: dict[tuple[Kind, Stamp, int], Reply] = {}
+        self._taken: set[tuple[Kind, Stamp]] = set()
+        self._cancelled: set[Stamp] = set()
+        self._freed: list[Stamp] = []
+
+    # -- what arrives ---------------------------------------------------------------------
+
+    def offer(self, job: Job, tries: int, now: float) -> Reply:
+        """Answer a push. The same (attempt, tries) gets the same answer all through the step."""
+        key = (job.kind, job.attempt.stamp, tries)
+        if key in self._answers:
+            return self._answers[key]
+        if (job.kind, job.attempt.stamp) in self._taken:
+            return ACCEPTED
+        reply = self._refusal(job) or self._room(job, now)
+        if reply is None:
+            self._take(job)
+            reply = ACCEPTED
+        self._answers[key] = reply
+        return reply
+
+    def _refusal(self, job: Job) -> Reply | None:
+        attempt = job.attempt
+        if attempt.stamp.term < self.term:
+            return Reply(Outcome.REFUSED, f"term {attempt.stamp.term.number} is over")
+        if self.mark is None or attempt.mark > self.mark:
+            return Reply(Outcome.BUSY, "not yet at this mark")
+        if attempt.mark < self.mark:
+            return Reply(Outcome.REFUSED, f"stale: this replica is at step {self.mark.t}")
+        if attempt.stamp in self._cancelled:
+            return Reply(Outcome.REFUSED, "cancelled")
+        if self.bar is not None and attempt.stamp <= self.bar:
+            return Reply(Outcome.REFUSED, "sent before the last prepare or reset")
+        newest = self._newest.get((attempt.m, attempt.evaluation))
+        if newest is not None and attempt.stamp < newest:
+            return Reply(Outcome.REFUSED, "a later attempt is known")
+        if job.kind is Kind.BACKWARD and attempt.stamp not in self._contexts:
+            return Reply(Outcome.REFUSED, "no context is held for it")
+        return None
+
+    def _room(self, job: Job, now: float) -> Reply | None:
+        if job.kind is Kind.BACKWARD:
+            return None
+        self.expire(now)
+        forwards = [j for (kind, _), j in self._waiting.items() if kind is Kind.FORWARD]
+        if len(forwards) >= self._queue_bound:
+            return Reply(Outcome.BUSY, f"{len(forwards)} microbatches wait here")
+        reserved = len(self._contexts) + sum(self.leaves_context(j.attempt) for j in forwards)
+        if self._running is not None and self._running.kind is Kind.FORWARD:
+            reserved += self.leaves_context(self._running.attempt)
+        if self.leaves_context(job.attempt) and reserved >= self._context_bound:
+            return Reply(Outcome.BUSY, f"{reserved} microbatches are under way here")
+        return None
+
+    def _take(self, job: Job) -> None:
+        attempt = job.attempt
+        superseded = self._newest.get((attempt.m, attempt.evaluation))
+        if superseded is not None and superseded != attempt.stamp:
+            self._end(superseded)
+        self._newest[attempt.m, attempt.evaluation] = attempt.stamp
+        self._waiting[job.kind, attempt.stamp] = job
+        self._undecoded.add((job.kind, attempt.stamp))
+        self._taken.add((job.kind, attempt.stamp))
+
+    def decoded(self, kind: Kind, stamp: Stamp) -> bool:
+        """The payload of an accepted job is there: it may run. False if it has ended meanwhile."""
+        self._undecoded.discard((kind, stamp))
+        return (kind, stamp) in self._waiting
+
+    # -- what runs ------------------------------------------------------------------------
+
+    def next(self, now: float) -> Job | None:
+        """The job to run now: backward before forward, older before younger; None if idle."""
+        self.expire(now)
+        ready = [key for key in self._waiting if key not in self._undecoded]
+        if self._running is not None or not ready:
+            return None
+        kind, stamp = min(ready, key=lambda key: (key[0] is Kind.FORWARD, key[1]))
+        self._running = self._waiting.pop((kind, stamp))
+        return self._running
+
+    def finished(self, job: Job) -> bool:
+        """``job`` has been computed. True if its result still matters (not cancelled meanwhile).
+
+        A forward that leaves a context opens it here.
+        """
+        self._running = None
+        stamp = job.attempt.stamp
+        if job.kind is Kind.BACKWARD:
+            self._end(stamp)
+        alive = self._alive(job.attempt)
+        if job.kind is Kind.FORWARD:
+            if alive and self.leaves_context(job.attempt):
+                self._contexts[stamp] = job
+            else:
+                self._freed.append(stamp)
+        return alive
+
+    def leaves_context(self, attempt: Attempt) -> bool:
+        """Whether a forward of ``attempt`` waits here for its backward."""
+        return (
+            not attempt.evaluation and self._stage != self._last and self._stage >= attempt.lowest
+        )
+
+    # -- what ends ------------------------------------------------------------------------
+
+    def cancel(self, stamp: Stamp) -> None:
+        """The attempt ends here, queued, running or waiting for its backward."""
+        self._cancelled.add(stamp)
+        self._end(stamp)
+
+    def adopt(self, term: Term) -> bool:
+        """Obey a trainer of ``term``; True if it is new. Work of lower terms is dropped."""
+        if term <= self.term:
+            return False
+        self.term = term
+        for stamp in self._stamps():
+            if stamp.term < term:
+                self._end(stamp)
+        return True
+
+    def raise_bar(self, stamp: Stamp) -> None:
+        """What was sent before ``stamp`` no longer counts, so it need not run either."""
+        if self.bar is None or stamp > self.bar:
+            self.bar = stamp
+        for old in self._stamps():
+            if old <= self.bar:
+                self._end(old)
+
+    def advance(self, mark: Mark) -> None:
+        """A new mark: everything of the old one ends, and so do the remembered answers."""
+        self.mark = mark
+        for stamp in self._stamps():
+            self._end(stamp)
+        self._newest.clear()
+        self._answers.clear()
+        self._taken.clear()
+        self._cancelled.clear()
+
+    def expire(self, now: float) -> None:
+        """End contexts and queued jobs whose time limit has passed."""
+        for job in [*self._contexts.values(), *self._waiting.values()]:
+            if job.expires_at <= now:
+                self._end(job.attempt.stamp)
+
+    def take_freed(self) -> list[Stamp]:
+        """Stamps whose payloads and graphs the shell may forget; emptied by the call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    # -- what is held -----------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Contexts that wait for their backward."""
+        return len(self._contexts)
+
+    def _alive(self, attempt: Attempt) -> bool:
+        newest = self._newest.get((attempt.m, attempt.evaluation))
+        return (
+            attempt.mark == self.mark
+            and attempt.stamp.term == self.term
+            and attempt.stamp not in self._cancelled
+            and (self.bar is None or attempt.stamp > self.bar)
+            and newest == attempt.stamp
+        )
+
+    def _stamps(self) -> Iterable[Stamp]:
+        return list({stamp for _, stamp in self._waiting} | set(self._contexts))
+
+    def _end(self, stamp: Stamp) -> None:
+        for kind in Kind:
+            self._waiting.pop((kind, stamp), None)
+            self._undecoded.discard((kind, stamp))
+        self._contexts.pop(stamp, None)
+        self._freed.append(stamp)

@@ -1,0 +1,214 @@
+"""One microbatch on its way through one step: events in, instructions out.
+
+When something fails there is one rule: *ask, then send again*. The attempt is cancelled at every
+replica on its lists; each answers whether it holds the microbatch and never counts that attempt
+afterwards. Then it goes again from the first stage, with the mask of the stages where nobody is
+known to hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import fsum
+
+from swarm.types import Replica, Stamp
+
+Route = tuple[tuple[Replica, ...], ...]
+"""For each stage an ordered short list of replicas."""
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    FLYING = "flying"
+    ASKING = "asking"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Cancel attempt ``stamp`` of ``m`` at ``replica`` and hear whether it holds ``m``."""
+
+    m: int
+    stamp: Stamp
+    replica: Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """``replica`` did not answer a question within its limit."""
+
+    replica: Replica
+    reason: str
+
+
+Instruction = Ask | Silent
+
+
+class Journey:
+    """Machine for one microbatch in one step.
+
+    ``holders`` maps each stage where ``m`` is known to have counted to who holds it. ``void`` is
+    set once two replicas of a stage (or the only one, twice) found its gradient not finite: the
+    step will be skipped.
+
+    Args:
+        m: the microbatch. stages: how many the model has.
+        answer_s: how long the answer to a question may take.
+        evaluation: it counts nowhere; it is done once its loss is known.
+    """
+
+    def __init__(self, m: int, stages: int, *, answer_s: float, evaluation: bool = False) -> None:
+        self.m = m
+        self.evaluation = evaluation
+        self.phase = Phase.IDLE
+        self.holders: dict[int, Replica] = {}
+        self.loss: float | None = None
+        self.void = False
+        self.tries = 0
+        self.stamp: Stamp | None = None
+        self.sent_at = 0.0
+        self.deadline = float("inf")
+        self.reason = ""
+        self._stages = stages
+        self._answer_s = answer_s
+        self._route: Route = ()
+        self._limit_s = 0.0
+        self._unanswered: set[Replica] = set()
+        self._not_finite: dict[int, list[Replica]] = {}
+
+    # -- sending ----------------------------------------------------------------------------
+
+    @property
+    def mask(self) -> frozenset[int]:
+        """The stages where it still has to count."""
+        if self.evaluation:
+            return frozenset()
+        return frozenset(stage for stage in range(self._stages) if stage not in self.holders)
+
+    @property
+    def shun(self) -> frozenset[Replica]:
+        """Replicas that found the gradient not finite: another one is to look at it."""
+        return frozenset(replica for found in self._not_finite.values() for replica in found)
+
+    def send(self, stamp: Stamp, route: Route, now: float, limit_s: float) -> None:
+        """It is on its way as attempt ``stamp``; without news for ``limit_s`` it is asked for."""
+        self.phase = Phase.FLYING
+        self.tries += 1
+        self.stamp, self._route = stamp, route
+        self.sent_at, self._limit_s = now, limit_s
+        self.deadline = now + limit_s
+
+    # -- news -------------------------------------------------------------------------------
+
+    def progress(self, stamp: Stamp, now: float) -> None:
+        """A sign of life of the attempt under way."""
+        if self.phase is Phase.FLYING and stamp == self.stamp:
+            self.deadline = now + self._limit_s
+
+    def holds(self, stage: int, replica: Replica) -> None:
+        """``replica`` says that it holds ``m`` for ``stage``. First come, first believed."""
+        self.holders.setdefault(stage, replica)
+        self._if_done()
+
+    def measured(self, loss: float) -> None:
+        """The last stage's part of the loss of the step (mean over the batch, its share)."""
+        if self.loss is None:
+            self.loss = loss
+        self._if_done()
+
+    def not_finite(
+        self, stage: int, replica: Replica, alone: bool, now: float
+    ) -> list[Instruction]:
+        """``replica`` found a gradient that is not finite, and did not count it.
+
+        ``alone``: its stage has no other replica now.
+        """
+        found = self._not_finite.setdefault(stage, [])
+        found.append(replica)
+        if len(set(found)) > 1 or (alone and len(found) > 1):
+            self.void = True
+            self._end()
+            return []
+        return self.failed(f"stage {stage}: gradient not finite", now)
+
+    def failed(self, reason: str, now: float) -> list[Instruction]:
+        """The attempt under way came to grief, or went quiet: ask everybody on its lists."""
+        if self.phase is not Phase.FLYING or self.stamp is None:
+            return []
+        self.reason = reason
+        self.phase = Phase.ASKING
+        self._unanswered = {replica for short_list in self._route for replica in short_list}
+        self.deadline = now + self._answer_s
+        stamp = self.stamp
+        asks: list[Instruction] = [Ask(self.m, stamp, r) for r in sorted(self._unanswered)]
+        self._if_answered()
+        return asks
+
+    def answered(
+        self, stamp: Stamp, replica: Replica, stage: int, holds: bool, loss: float | None = None
+    ) -> None:
+        """The answer to an ``Ask``; a replica of the last stage that holds ``m`` adds its loss."""
+        if loss is not None:
+            self.measured(loss)
+        if holds:
+            self.holds(stage, replica)
+        if self.phase is Phase.ASKING and stamp == self.stamp:
+            self._unanswered.discard(replica)
+            self._if_answered()
+
+    def lost(self, replica: Replica, now: float, *, stands: bool = False) -> list[Instruction]:
+        """``replica`` was removed: what it held is uncounted; what was on its way there is asked.
+
+        ``stands``: a round that holds its work is complete, so nothing needs to be done again.
+        """
+        if not stands:
+            self.dropped(replica)
+        self._unanswered.discard(replica)
+        if self.phase is Phase.ASKING:
+            self._if_answered()
+            return []
+        if any(replica in short_list for short_list in self._route):
+            return self.failed(f"{replica.peer[-6:]} was removed", now)
+        return []
+
+    def dropped(self, replica: Replica) -> None:
+        """``replica`` no longer holds ``m`` (it emptied its accumulators, or said so)."""
+        for stage in [s for s, holder in self.holders.items() if holder == replica]:
+            del self.holders[stage]
+        if self.phase is Phase.DONE and self.mask and not self.void:
+            self.phase, self.deadline = Phase.IDLE, float("inf")
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time has passed: a quiet attempt is asked for, an unanswered question ends."""
+        if now < self.deadline:
+            return []
+        if self.phase is Phase.FLYING:
+            return self.failed("no progress in the expected time", now)
+        silent: list[Instruction] = [
+            Silent(replica, "did not answer a cancel") for replica in sorted(self._unanswered)
+        ]
+        self._unanswered.clear()
+        self._if_answered()
+        return silent
+
+    def _if_answered(self) -> None:
+        if self.phase is Phase.ASKING and not self._unanswered:
+            self.phase, self.deadline = Phase.IDLE, float("inf")
+            self._if_done()
+
+    def _if_done(self) -> None:
+        if self.void or (self.evaluation and self.loss is None):
+            return
+        if not self.mask and (self.evaluation or self.loss is not None):
+            self._end()
+
+    def _end(self) -> None:
+        self.phase, self.deadline = Phase.DONE, float("inf")
+        self._unanswered.clear()
+
+
+def loss_of(journeys: Sequence[Journey]) -> float:
+    """The exact sum of the parts of the loss; NaN if one of them never came back."""
+    return fsum(float("nan") if journey.loss is None else journey.loss for journey in journeys)

@@ -1,0 +1,165 @@
+"""Who serves which stage, at which mark: the trainer's list of members and strangers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swarm.core.backoff import Backoff
+from swarm.types import FRESH, Mark, Replica
+
+GIVEN_UP = 12
+"""Unanswered questions after which a replica is forgotten; an announcement brings it back."""
+
+
+class State(StrEnum):
+    """ANNOUNCED: seen in the directory, not yet spoken to. READY: at the mark it last told.
+    BEHIND: at a mark from which it cannot follow. REMOVED: silent; it is asked now and then."""
+
+    ANNOUNCED = "announced"
+    READY = "ready"
+    BEHIND = "behind"
+    REMOVED = "removed"
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica as the trainer knows it. ``note`` says in plain words what is wrong."""
+
+    replica: Replica
+    stage: int
+    state: State
+    mark: Mark | None
+    note: str
+    failures: int
+    ask_at: float
+    asking: bool = False
+
+
+class Admission(StrEnum):
+    """What to do with a replica that has answered a question."""
+
+    BEGIN = "begin"
+    RESET = "reset"
+    WAIT = "wait"
+
+
+class Roster:
+    """Machine: announcements, answers and failures in; whom to ask, and who is ready, out."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._members: dict[Replica, Member] = {}
+        self._backoff = backoff
+
+    def announced(self, replica: Replica, stage: int, now: float) -> list[Replica]:
+        """The directory shows ``replica`` at ``stage``. Returns replicas that this proves dead.
+
+        The same peer with another boot has restarted: what it held before is gone.
+        """
+        if replica in self._members:
+            return []
+        dead = [r for r in self._members if r.peer == replica.peer]
+        self._members[replica] = Member(replica, stage, State.ANNOUNCED, None, "", 0, now)
+        return dead
+
+    def forget(self, replica: Replica) -> None:
+        """It has restarted under another boot, or left: nobody will hear of it again."""
+        self._members.pop(replica, None)
+
+    def to_ask(self, now: float) -> list[Member]:
+        """Whom to ask where they are, now. Each is asked once until the answer is told here."""
+        due = [
+            member
+            for member in self._members.values()
+            if member.state is not State.READY and not member.asking and member.ask_at <= now
+        ]
+        for member in due:
+            member.asking = True
+        return due
+
+    def answered(
+        self, replica: Replica, mark: Mark | None, at: Mark, now: float, rng: random.Random
+    ) -> Admission:
+        """It says that it is at ``mark`` (None: no weights yet); the run is ``at``.
+
+        Only the trainer of a fresh run says BEGIN; a replica elsewhere waits until it can join.
+        """
+        member = self._members.get(replica)
+        if member is None:
+            return Admission.WAIT
+        member.asking = False
+        if mark == at:
+            return Admission.RESET
+        if mark is None and at == FRESH:
+            return Admission.BEGIN
+        member.state, member.mark = State.BEHIND, mark
+        where = "has no weights" if mark is None else f"is at step {mark.t}"
+        member.note = f"{where}, the run is at step {at.t}"
+        self._later(member, now, rng)
+        return Admission.WAIT
+
+    def unanswered(self, replica: Replica, reason: str, now: float, rng: random.Random) -> None:
+        """The question, or the admission, failed."""
+        member = self._members.get(replica)
+        if member is None:
+            return
+        member.asking = False
+        member.note = reason
+        self._later(member, now, rng)
+        if member.failures > GIVEN_UP:
+            self.forget(replica)
+
+    def _later(self, member: Member, now: float, rng: random.Random) -> None:
+        member.failures += 1
+        member.ask_at = now + self._backoff.pause(member.failures, rng)
+
+    def admitted(self, replica: Replica, mark: Mark) -> None:
+        """It obeyed a reset, or applied a decision: it is READY at ``mark``."""
+        member = self._members.get(replica)
+        if member is None:
+            return
+        member.state, member.mark = State.READY, mark
+        member.asking, member.note, member.failures = False, "", 0
+
+    def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
+        """It cannot apply the last decision: it is at ``mark`` and has to join anew."""
+        member = self._members.get(replica)
+        if member is None:
+            return
+        member.state, member.mark = State.BEHIND, mark
+        member.note = "could not follow the last decision"
+        member.ask_at = now
+
+    def removed(self, replica: Replica, reason: str, now: float, rng: random.Random) -> None:
+        """It fell silent. It is asked again after a pause that grows."""
+        member = self._members.get(replica)
+        if member is None or member.state is State.REMOVED:
+            return
+        member.state, member.note = State.REMOVED, reason
+        self._later(member, now, rng)
+
+    def ready(self, stage: int, mark: Mark) -> list[Replica]:
+        """Replicas of ``stage`` that are READY at ``mark``, in a fixed order."""
+        return sorted(
+            member.replica
+            for member in self._members.values()
+            if member.stage == stage and member.state is State.READY and member.mark == mark
+        )
+
+    def get(self, replica: Replica) -> Member | None:
+        return self._members.get(replica)
+
+    def all(self) -> list[Member]:
+        return sorted(self._members.values(), key=lambda member: (member.stage, member.replica))
+
+    def next_ask(self) -> float:
+        """When the next question is due."""
+        return min(
+            (
+                member.ask_at
+                for member in self._members.values()
+                if member.state is not State.READY and not member.asking
+            ),
+            default=float("inf"),
+        )

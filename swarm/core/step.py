@@ -1,0 +1,270 @@
+"""One optimizer step: what must count where; then prepare, sum, vote, decide.
+
+The trainer's machine. Events come in as method calls with ``now``; what is to be done comes out
+of ``advance`` as a list of instructions. It sends nothing and waits for nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.core import closing as close
+from swarm.core import flight as fly
+from swarm.core.closing import Closing, Drop, Fetch, Mismatch, Prepare, Vote
+from swarm.core.flight import Flight, Launch, Receipt, Stamps
+from swarm.core.journey import Ask, Silent
+from swarm.core.update import Update
+from swarm.types import Mark, Replica, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What every replica at ``mark`` applies to get to ``to``.
+
+    ``rounds`` names, for each stage, the round and the digest of its sum; it is empty for a
+    skipped step. ``counts`` says how many microbatches each peer holds, by stage.
+    """
+
+    mark: Mark
+    to: Mark
+    rounds: tuple[tuple[Stamp, str], ...]
+    update: Update
+    counts: tuple[Mapping[str, int], ...]
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Tell ``replica`` the decision, until it has answered."""
+
+    replica: Replica
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """``replica`` is to drop ledger and accumulators: it holds what another holds too."""
+
+    stage: int
+    replica: Replica
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """``replica`` is no member any more, for this reason."""
+
+    replica: Replica
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Another peer could not reach ``replica``: see whether it answers us; if not, remove it."""
+
+    replica: Replica
+
+
+Instruction = Launch | Ask | Prepare | Fetch | Decide | Reset | Remove | Probe
+
+Decider = Callable[[Sequence[float], bool], tuple[Update, float]]
+"""(squared norm of each stage, all finite) -> (update, global norm)."""
+
+
+class Step:
+    """Machine for one step.
+
+    Args:
+        flight: the step's microbatches.
+        closings: one for each stage.
+        ready: stage -> the replicas that are READY at the step's mark, in a fixed order.
+        to: the mark that the decision leads to.
+        decider: learning rate, clipping and bias corrections for this step.
+    """
+
+    def __init__(
+        self,
+        flight: Flight,
+        closings: Sequence[Closing],
+        *,
+        ready: Callable[[int], list[Replica]],
+        stamps: Stamps,
+        to: Mark,
+        decider: Decider,
+    ) -> None:
+        self.flight = flight
+        self.closings = tuple(closings)
+        self.decision: Decision | None = None
+        self._ready = ready
+        self._stamps = stamps
+        self._to = to
+        self._decider = decider
+        self._todo: list[Instruction] = []
+        self._removed: set[Replica] = set()
+        self._applied: list[set[Replica]] = [set() for _ in closings]
+
+    # -- events -----------------------------------------------------------------------------
+
+    def receipt(self, receipt: Receipt, now: float) -> None:
+        alone = len(self._members(receipt.stage)) < 2
+        self._add(self.flight.receipt(receipt, alone, now), now)
+        if receipt.verdict == fly.DROPPED:
+            self.closings[receipt.stage].reopen()
+        self.unreachable(receipt.skipped)
+
+    def unreachable(self, replicas: Sequence[Replica]) -> None:
+        """Somebody could not open a connection to ``replicas``."""
+        self._todo += [Probe(replica) for replica in replicas if replica not in self._removed]
+
+    def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> None:
+        """A hop gave up on attempt ``stamp`` of ``m``."""
+        self._add(self.flight.failed(m, stamp, reason, now), now)
+
+    def answered(self, ask: Ask, stage: int, holds: bool, loss: float | None = None) -> None:
+        self.flight.answered(ask, stage, holds, loss)
+
+    def prepared(
+        self, replica: Replica, round_: Stamp, missed: Sequence[Replica], now: float, *, stage: int
+    ) -> None:
+        """``replica`` takes part in the round, and misses pieces of ``missed``."""
+        self._add(self.closings[stage].agreed(replica, round_, missed, now), now)
+
+    def mismatched(self, found: Mismatch, round_: Stamp, *, stage: int) -> None:
+        """What ``replica`` holds is not what was expected: reconcile, then prepare anew.
+
+        What no member holds goes again; of two that hold the same, the one with less is reset.
+        """
+        closing = self.closings[stage]
+        if closing.round != round_:
+            return
+        closing.reopen()
+        believed = self.flight.held_by(stage, found.replica)
+        for m in believed - found.holds:
+            self.flight.journeys[m].dropped(found.replica)
+        for m in sorted(found.holds - believed):
+            trip = self.flight.journeys.get(m)
+            other = trip.holders.get(stage) if trip is not None else None
+            if trip is None or other is not None:
+                self._reset_lesser(stage, found, other)
+                return
+            trip.holds(stage, found.replica)
+
+    def _reset_lesser(self, stage: int, found: Mismatch, other: Replica | None) -> None:
+        loser = found.replica
+        if other is not None and len(self.flight.held_by(stage, other)) < len(found.holds):
+            loser = other
+            for m in found.holds & set(self.flight.journeys):
+                trip = self.flight.journeys[m]
+                if trip.holders.get(stage) in (None, other):
+                    trip.dropped(other)
+                    trip.holds(stage, found.replica)
+        self.flight.dropped(loser)
+        self._todo.append(Reset(stage, loser, self._stamps.take()))
+
+    def vote(self, replica: Replica, vote: Vote, *, stage: int) -> None:
+        self.closings[stage].vote(replica, vote)
+
+    def trouble(self, round_: Stamp, now: float, *, stage: int) -> None:
+        """A member cannot reach another in the round."""
+        self._add(self.closings[stage].hurry(round_, now), now)
+
+    def applied(self, replica: Replica, *, stage: int) -> None:
+        """``replica`` has applied the decision and is at the new mark."""
+        self._applied[stage].add(replica)
+
+    def remove(self, replica: Replica, reason: str, now: float) -> None:
+        """``replica`` is silent, left or restarted: go on without it."""
+        if replica in self._removed:
+            return
+        self._removed.add(replica)
+        self._todo.append(Remove(replica, reason))
+        stands = any([closing.removed(replica) for closing in self.closings])
+        self._add(self.flight.lost(replica, now, stands=stands), now)
+
+    def admitted(self, replica: Replica, *, stage: int) -> None:
+        """``replica`` is READY (again), holding nothing: it takes part in the stage's round too."""
+        self._removed.discard(replica)
+        closing = self.closings[stage]
+        if self.decision is None and not closing.irreplaceable:
+            closing.reopen()
+
+    def _members(self, stage: int) -> list[Replica]:
+        return [replica for replica in self._ready(stage) if replica not in self._removed]
+
+    # -- what to do now ---------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Instruction]:
+        """All that is to be done now; call it after every event and at ``deadline``."""
+        if self.decision is None:
+            self._add(self.flight.tick(now), now)
+            for closing in self.closings:
+                self._add(closing.tick(now), now)
+            self._go_on(now)
+        todo, self._todo = self._todo, []
+        return todo
+
+    def _go_on(self, now: float) -> None:
+        if self.flight.void:
+            self._decide(skip=True)
+            return
+        stages = [self._members(stage) for stage in range(len(self.closings))]
+        self._add(self.flight.fill(stages, now), now)
+        for closing in self.closings:
+            self._close(closing, stages[closing.stage], now)
+        ready = all(closing.phase is close.Phase.READY for closing in self.closings)
+        if ready and self.flight.done:
+            self._decide(skip=False)
+
+    def _close(self, closing: Closing, members: list[Replica], now: float) -> None:
+        if closing.phase is not close.Phase.OPEN or not members:
+            return
+        self.flight.keep_only(closing.stage, members)
+        if not self.flight.stage_done(closing.stage):
+            return
+        expected = {r: self.flight.held_by(closing.stage, r) for r in members}
+        self._add(closing.prepare(self._stamps.take(), expected, now), now)
+
+    def _decide(self, *, skip: bool) -> None:
+        if skip:
+            update, norm = self._decider([], False)
+            rounds: tuple[tuple[Stamp, str], ...] = ()
+        else:
+            votes = [closing.outcome for closing in self.closings]
+            finite = all(vote.finite for vote in votes)
+            update, norm = self._decider([vote.squared_norm for vote in votes], finite)
+            rounds = tuple((vote.round, vote.digest) for vote in votes)
+        counts = tuple(self._counts(closing.stage) for closing in self.closings)
+        self.decision = Decision(
+            self.flight.mark, self._to, rounds, update, counts, self.flight.loss(), norm
+        )
+        for closing in self.closings:
+            members = self._members(closing.stage)
+            self._todo += [Decide(member, self.decision) for member in members]
+
+    def _counts(self, stage: int) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for trip in self.flight.journeys.values():
+            holder = trip.holders.get(stage)
+            if holder is not None:
+                counts[holder.peer] = counts.get(holder.peer, 0) + 1
+        return counts
+
+    @property
+    def finished(self) -> bool:
+        """The decision stands and each stage has a replica at the new mark."""
+        return self.decision is not None and all(self._applied)
+
+    def deadline(self) -> float:
+        """When ``advance`` has something to do even if nothing happens."""
+        if self.decision is not None:
+            return float("inf")
+        return min(self.flight.deadline(), *(closing.deadline for closing in self.closings))
+
+    def _add(self, found: Sequence[fly.Instruction | close.Instruction], now: float) -> None:
+        for do in found:
+            if isinstance(do, Silent | Drop):
+                self.remove(do.replica, do.reason, now)
+            else:
+                self._todo.append(do)
