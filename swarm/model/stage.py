@@ -1,0 +1,266 @@
+"""One stage's tensors: weights, optimizer state, accumulators; and what is computed with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swarm.core.update import Update
+from swarm.errors import BadMessage, ConfigError
+from swarm.manifest import Manifest
+from swarm.model.flat import FlatParameters
+from swarm.model.norm import exact_squared_norm, squared_norm
+from swarm.model.optimizer import PIECE, make_optimizer, pieces
+from swarm.model.registry import build_layer, stage_layers
+from swarm.model.spec import ModelSpec, TensorSpec
+
+_ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A forward pass that can be differentiated once: the leaf and what came of it."""
+
+    inputs: Tensor
+    output: Tensor
+
+
+class StageModel:
+    """Owns the tensors of one stage. Not thread-safe: one thread uses it at a time.
+
+    ``weights`` is a flat float32 vector of ``length`` that all trainable parameters are views of;
+    optimizer state and ``accumulators`` (float32, int64 in reproducible mode) are laid out alike.
+    Frozen parameters and buffers stay outside.
+
+    A step: for each microbatch ``forward`` (or ``forward_loss``), ``backward``, and if it is to
+    count and ``gradient_finite``, ``accumulate``; then ``squared_norm`` and ``apply`` of the
+    accumulators summed over all replicas, and ``clear_accumulators``.
+    """
+
+    def __init__(
+        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: str = "cpu"
+    ) -> None:
+        """Build stage ``stage`` with initial weights that follow from the manifest alone.
+
+        Raises:
+            ConfigError: the model cannot be cut as the manifest says, or has weights that are
+                not float32.
+        """
+        ranges = stage_layers(manifest, spec)
+        self.layers = ranges[stage]
+        """Global indices of this stage's layers."""
+        self.is_first = stage == 0
+        self.is_last = stage == len(ranges) - 1
+        first, last = self.layers[0], self.layers[-1]
+        self.input_spec: TensorSpec = spec.input if first == 0 else spec.layers[first - 1].output
+        self.output_spec: TensorSpec = spec.layers[last].output
+        self._spec = spec
+        self._device = device
+        batch = manifest.batch
+        self._loss_terms = batch.microbatches * batch.microbatch * spec.loss_terms
+        self._modules = _build(manifest, spec, self.layers, device)
+        named = list(_named_parameters(self._modules))
+        self._flat = FlatParameters([(n, p) for n, p in named if p.requires_grad], device)
+        self.length = self._flat.length
+        self.weights = self._flat.vector
+        self._optimizer = make_optimizer(manifest.optimizer, self.weights)
+        self._scratch = self.weights.new_empty(min(PIECE, self.length))
+        self._gradients: list[Tensor | None] = []
+        self._scale = float(manifest.reproducible.scale) if manifest.reproducible.enabled else None
+        self._bound = 2.0**62 / (batch.microbatches * manifest.reproducible.scale)
+        dtype = torch.float32 if self._scale is None else torch.int64
+        self.accumulators = torch.zeros(self.length, dtype=dtype, device=device)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Graph]:
+        """Output, detached and contiguous, of ``inputs`` (microbatch, *input_spec.shape).
+
+        Both may share memory with the graph: change neither before its backward.
+        """
+        graph = self._run(inputs)
+        return graph.output.detach().contiguous(), graph
+
+    def forward_loss(self, inputs: Tensor, targets: Tensor) -> tuple[float, Graph]:
+        """The microbatch's part of the step's mean loss. For the last stage.
+
+        It is the sum over this microbatch's loss terms, divided by the loss terms of the whole
+        step, so the parts of all microbatches add up to the mean over the batch.
+        """
+        graph = self._run(inputs)
+        with torch.enable_grad():
+            total = self._spec.loss(graph.output, targets.to(self._device))
+            loss = total / self._loss_terms
+        return float(loss.detach()), Graph(graph.inputs, loss)
+
+    def backward(self, graph: Graph, grad_output: Tensor | None) -> Tensor | None:
+        """Compute this microbatch's gradient; return that of the stage input.
+
+        ``grad_output`` has the output's shape, or is None after ``forward_loss``. The first
+        stage returns None. The parameter gradient replaces the one before, and waits for
+        ``accumulate``. The graph is used up.
+        """
+        self._gradients = []
+        wanted: list[Tensor] = [] if self.is_first else [graph.inputs]
+        wanted += self._flat.parameters
+        if grad_output is not None:
+            grad_output = _aligned(grad_output.detach().to(self._device))
+        found: tuple[Tensor | None, ...] = (None,) * len(wanted)
+        if wanted and graph.output.requires_grad:
+            found = torch.autograd.grad(graph.output, wanted, grad_output, allow_unused=True)
+        grad_input = None
+        if not self.is_first:
+            grad_input = torch.zeros_like(graph.inputs) if found[0] is None else found[0]
+            grad_input = grad_input.detach().contiguous()
+            found = found[1:]
+        self._gradients = [None if g is None else g.detach().contiguous() for g in found]
+        return grad_input
+
+    def gradient_finite(self) -> bool:
+        """Whether the gradient of the last ``backward`` may be counted.
+
+        In reproducible mode it must also be small enough for the fixed-point sum.
+        """
+        for gradient in self._gradients:
+            if gradient is None or gradient.numel() == 0:
+                continue
+            if self._scale is not None:
+                # A comparison with NaN is false.
+                if not float(gradient.abs().max()) <= self._bound:
+                    return False
+            elif not math.isfinite(float(gradient.sum())) and not bool(gradient.isfinite().all()):
+                return False
+        return True
+
+    def accumulate(self) -> None:
+        """Add the gradient of the last ``backward`` to the accumulators, once.
+
+        If this raises, the accumulators are not to be trusted: clear them.
+
+        Raises:
+            ValueError: there was no ``backward`` since the last call.
+        """
+        if len(self._gradients) != len(self._flat.parameters):
+            raise ValueError("no gradient to accumulate: call backward first")
+        for view, gradient in zip(
+            self._flat.views(self.accumulators), self._gradients, strict=True
+        ):
+            if gradient is None:
+                continue
+            if self._scale is None:
+                view.add_(gradient)
+            else:
+                _add_fixed_point(view.view(-1), gradient.view(-1), self._scale)
+        self._gradients = []
+
+    def clear_accumulators(self) -> None:
+        self.accumulators.zero_()
+
+    def squared_norm(self, total: Tensor) -> tuple[float, bool]:
+        """Sum of squares of the gradient ``total``, and whether it is finite.
+
+        ``total`` is the sum of accumulators, of their dtype. In reproducible mode the value is
+        exact but for one rounding.
+        """
+        floats = (self._gradient(total, piece) for piece in pieces(self.length))
+        value = squared_norm(floats) if self._scale is None else exact_squared_norm(floats)
+        return value, math.isfinite(value)
+
+    def apply(self, total: Tensor, update: Update) -> None:
+        """One optimizer step with the summed accumulators ``total``, which stays as it is."""
+        if update.skip:
+            return
+        for piece in pieces(self.length):
+            gradient = self._gradient(total, piece).mul_(update.scale)
+            self._optimizer.step(self.weights, gradient, piece, update)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the stage, frozen ones and buffers too, by ``layers.<index>.<name>``.
+
+        They are the stage's own memory, not copies.
+        """
+        named: dict[str, Tensor] = {n: p.detach() for n, p in _named_parameters(self._modules)}
+        for index, module in self._modules.items():
+            named |= {f"layers.{index}.{name}": b for name, b in module.named_buffers()}
+        return named
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in what ``tensors()`` of an equal stage gave. All or nothing.
+
+        Raises:
+            BadMessage: a name, shape or dtype differs.
+        """
+        own = self.tensors()
+        if own.keys() != tensors.keys():
+            name = min(own.keys() ^ tensors.keys())
+            raise BadMessage(f"tensor {name!r} is {'missing' if name in own else 'not known'}")
+        for name, tensor in own.items():
+            given = tensors[name]
+            if given.shape != tensor.shape or given.dtype != tensor.dtype:
+                raise BadMessage(
+                    f"tensor {name!r} is {given.dtype} {tuple(given.shape)}, "
+                    f"not {tensor.dtype} {tuple(tensor.shape)}"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+    def optimizer_vectors(self) -> dict[str, Tensor]:
+        """The optimizer's state: flat float32 vectors of ``length``, its own memory, by name."""
+        return dict(self._optimizer.vectors)
+
+    def _run(self, inputs: Tensor) -> Graph:
+        # Always with gradients: then a forward, its recomputation and an evaluation use the same
+        # kernels and give the same bits.
+        with torch.enable_grad():
+            leaf = _aligned(inputs.detach().to(self._device))
+            if not self.is_first:
+                leaf.requires_grad_()
+            x = leaf
+            for module in self._modules.values():
+                x = module(x)
+        if tuple(x.shape) != self.output_spec.batch_shape(len(inputs)):
+            given = f"an output of shape {tuple(x.shape[1:])} a sample from layer {self.layers[-1]}"
+            raise ConfigError("model.kind", given, f"{self.output_spec.shape}, as its spec says")
+        return Graph(leaf, x)
+
+    def _gradient(self, total: Tensor, piece: slice) -> Tensor:
+        """The float32 gradient of ``total[piece]``, in scratch space."""
+        gradient = self._scratch[: piece.stop - piece.start]
+        if self._scale is None:
+            return gradient.copy_(total[piece])
+        return gradient.copy_(total[piece].double().mul_(1.0 / self._scale))
+
+
+def _build(manifest: Manifest, spec: ModelSpec, layers: range, device: str) -> dict[int, nn.Module]:
+    modules: dict[int, nn.Module] = {}
+    for index in layers:
+        modules[index] = build_layer(manifest, spec, index).to(device)
+        for tie in spec.layers[index].ties:
+            owner, _, attribute = tie.name.rpartition(".")
+            shared = modules[tie.layer].get_parameter(tie.other)
+            setattr(modules[index].get_submodule(owner), attribute, shared)
+    return modules
+
+
+def _named_parameters(modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters in order, one that is shared only once."""
+    seen: set[int] = set()
+    for index, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"layers.{index}.{name}", parameter
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """A contiguous tensor that starts at a multiple of 64 bytes: itself, or a copy."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % _ALIGN_BYTES else tensor
+
+
+def _add_fixed_point(sums: Tensor, gradient: Tensor, scale: float) -> None:
+    """Add ``round(gradient * scale)`` to int64 ``sums``. Exact: the scale is a power of two."""
+    for piece in pieces(sums.numel()):
+        sums[piece].add_(gradient[piece].double().mul_(scale).round_().to(torch.int64))

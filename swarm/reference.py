@@ -1,0 +1,181 @@
+"""The same run in one process, with the same arithmetic: the oracle of the tests.
+
+Every stage model in turn, the wire's codecs at each boundary, each microbatch's gradient computed
+by itself and added in the order of ``m``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.codecs import get_codec, roundtrip
+from swarm.core.update import global_norm, make_update
+from swarm.data import load_batches
+from swarm.manifest import Manifest
+from swarm.model.digest import weights_sha256
+from swarm.model.registry import model_spec
+from swarm.model.stage import StageModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One optimizer step. ``loss`` is the batch's mean before the update; ``norm`` unclipped."""
+
+    step: int
+    loss: float
+    samples: int
+    seconds: float
+    """Of this step, evaluation left out."""
+    lr: float
+    norm: float
+    skipped: bool
+    eval_loss: float | None = None
+    """Mean over the held-out microbatches, after the update; None: not evaluated."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceRun:
+    """What a run ends with: its stages, the SHA-256 of all weights, and of the data."""
+
+    stages: list[StageModel]
+    sha256: str
+    data_sha256: str
+    results: list[StepResult]
+
+
+def run_reference(
+    manifest: Manifest,
+    *,
+    steps: int,
+    clock: Callable[[], float],
+    allow: Collection[str] = (),
+    on_step: Callable[[StepResult], None] | None = None,
+) -> ReferenceRun:
+    """Train ``steps`` steps in this process. ``clock`` gives seconds, from any origin.
+
+    Raises:
+        ConfigError, DataError: the model or the data of the manifest cannot be had here.
+    """
+    with reproducible_threads(manifest):
+        run = Reference(manifest, allow)
+        results = []
+        for _ in range(steps):
+            results.append(run.step(clock))
+            if on_step:
+                on_step(results[-1])
+        tensors = {name: t for stage in run.stages for name, t in stage.tensors().items()}
+        return ReferenceRun(run.stages, weights_sha256(tensors), run.data_sha256, results)
+
+
+class Reference:
+    """The state of a run in one process; ``step`` takes it one step further."""
+
+    def __init__(self, manifest: Manifest, allow: Collection[str] = ()) -> None:
+        spec = model_spec(manifest, allow)
+        self._manifest = manifest
+        self._batches, self.data_sha256 = load_batches(
+            manifest.data.source,
+            expected_sha256=manifest.data.sha256,
+            holdout=manifest.data.holdout,
+            sequence=manifest.model.sequence,
+            microbatch=manifest.batch.microbatch,
+            seed=manifest.seed,
+            allow=allow,
+        )
+        self._activations = get_codec(manifest.wire.activations)
+        self._gradients = get_codec(manifest.wire.gradients)
+        self.stages = [StageModel(manifest, spec, i) for i in range(manifest.stages.count)]
+        self._t = 0
+        self._applied = 0
+
+    def step(self, clock: Callable[[], float]) -> StepResult:
+        """All microbatches of the next step, and the update."""
+        began = clock()
+        manifest, t = self._manifest, self._t
+        batch = manifest.batch
+        parts, finite = [], True
+        for m in range(batch.microbatches):
+            part, all_finite = self._microbatch(*self._batches.train(t, m))
+            parts.append(part)
+            finite = finite and all_finite
+        norms = [stage.squared_norm(stage.accumulators) for stage in self.stages]
+        squared = [value for value, _ in norms]
+        finite = finite and all(stage_finite for _, stage_finite in norms)
+        update = make_update(manifest.optimizer, t, self._applied, squared, finite)
+        for stage in self.stages:
+            stage.apply(stage.accumulators, update)
+            stage.clear_accumulators()
+        self._t += 1
+        self._applied += not update.skip
+        seconds = clock() - began
+        every = manifest.run.eval_every
+        return StepResult(
+            step=t,
+            loss=summed_loss(parts),
+            samples=batch.microbatches * batch.microbatch,
+            seconds=seconds,
+            lr=update.lr,
+            norm=global_norm(squared),
+            skipped=update.skip,
+            eval_loss=self.evaluate() if every and self._t % every == 0 else None,
+        )
+
+    def evaluate(self) -> float:
+        """Mean loss over the manifest's number of held-out microbatches."""
+        count = self._manifest.run.eval_microbatches
+        parts = []
+        for index in range(count):
+            inputs, targets = map(torch.from_numpy, self._batches.evaluation(index))
+            for stage in self.stages[:-1]:
+                inputs = roundtrip(self._activations, stage.forward(inputs)[0])
+            parts.append(self.stages[-1].forward_loss(inputs, targets)[0])
+        # A part is a share of a whole step's mean loss.
+        return summed_loss(parts) * self._manifest.batch.microbatches / count
+
+    def _microbatch(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[float, bool]:
+        """Forward and backward through all stages: part of the loss, whether all is finite.
+
+        A stage whose gradient is not finite counts nothing.
+        """
+        x, graphs = torch.from_numpy(inputs), []
+        for stage in self.stages[:-1]:
+            x, graph = stage.forward(x)
+            graphs.append(graph)
+            x = roundtrip(self._activations, x)
+        loss, graph = self.stages[-1].forward_loss(x, torch.from_numpy(targets))
+        graphs.append(graph)
+        gradient: Tensor | None = None
+        finite = True
+        for stage, graph in zip(reversed(self.stages), reversed(graphs), strict=True):
+            gradient = stage.backward(graph, gradient)
+            if stage.gradient_finite():
+                stage.accumulate()
+            else:
+                finite = False
+            if gradient is not None:
+                gradient = roundtrip(self._gradients, gradient)
+        return loss, finite
+
+
+def summed_loss(parts: list[float]) -> float:
+    """The mean loss of a step from its microbatches' parts: their sum. NaN if any is not finite."""
+    return math.fsum(parts) if all(map(math.isfinite, parts)) else math.nan
+
+
+@contextlib.contextmanager
+def reproducible_threads(manifest: Manifest) -> Iterator[None]:
+    """In reproducible mode, give torch the manifest's number of threads for a while."""
+    before = torch.get_num_threads()
+    if manifest.reproducible.enabled:
+        torch.set_num_threads(manifest.reproducible.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
