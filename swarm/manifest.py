@@ -194,8 +194,8 @@ def default_manifest() -> Manifest:
         {
             "name": "local",
             "stages": {"count": 3},
-            "batch": {"microbatch": 8, "microbatches": 16},
-            "optimizer": {"lr": 3e-3, "warmup_steps": 10, "weight_decay": 0.01},
-            "run": {"steps": 60, "eval_every": 20},
+            "batch": {"microbatch": 4, "microbatches": 16},
+            "optimizer": {"lr": 2e-3, "warmup_steps": 20, "weight_decay": 0.01},
+            "run": {"steps": 100, "eval_every": 25},
         }
     )

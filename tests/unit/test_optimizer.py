@@ -1,0 +1,87 @@
+"""The optimizers agree with torch's and give the same bits whatever the number of threads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm.core.update import make_update
+from swarm.manifest_sections import Optimizer as Section
+from swarm.model.optimizer import PIECE, make_optimizer, pieces
+
+LENGTH = PIECE + 1000
+STEPS = 20
+
+
+def gradient(t: int) -> Tensor:
+    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(t)) * 10.0 ** (t % 5 - 2)
+
+
+def start() -> Tensor:
+    return torch.randn(LENGTH, generator=torch.Generator().manual_seed(999))
+
+
+def ours(section: Section) -> tuple[Tensor, dict[str, Tensor]]:
+    weights = start()
+    optimizer = make_optimizer(section, weights)
+    for t in range(STEPS):
+        update = make_update(section, t, t, [0.0], True)
+        for piece in pieces(LENGTH):
+            optimizer.step(weights, gradient(t)[piece].clone(), piece, update)
+    return weights, optimizer.vectors
+
+
+def theirs(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Tensor:
+    weights = start().requires_grad_()
+    optimizer = make([weights])
+    for t in range(STEPS):
+        weights.grad = gradient(t)
+        optimizer.step()
+    return weights.detach()
+
+
+def section(**fields: object) -> Section:
+    return Section.model_validate({"lr": 0.01, "clip": 0.0, **fields})
+
+
+def test_adamw_agrees_with_torch() -> None:
+    weights, vectors = ours(section(weight_decay=0.1, betas=[0.9, 0.95], eps=1e-8))
+    expected = theirs(
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8)
+    )
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
+    assert set(vectors) == {"exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.1), (0.9, 0.0), (0.0, 0.1)])
+def test_sgd_agrees_with_torch(momentum: float, decay: float) -> None:
+    weights, vectors = ours(section(kind="sgd", momentum=momentum, weight_decay=decay))
+    expected = theirs(lambda p: torch.optim.SGD(p, lr=0.01, momentum=momentum, weight_decay=decay))
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-5)
+    assert set(vectors) == ({"momentum_buffer"} if momentum else set())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_bits_do_not_depend_on_threads(kind: str) -> None:
+    before = torch.get_num_threads()
+    hashes = set()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            weights, _ = ours(section(kind=kind, weight_decay=0.1))
+            hashes.add(hashlib.sha256(weights.numpy().tobytes()).hexdigest())
+    finally:
+        torch.set_num_threads(before)
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
+def test_pieces_cover_a_vector_in_order(length: int) -> None:
+    covered = [i for piece in pieces(length) for i in (piece.start, piece.stop)]
+    assert covered == sorted(covered)
+    assert sum(piece.stop - piece.start for piece in pieces(length)) == length
+    assert all(0 < piece.stop - piece.start <= PIECE for piece in pieces(length))
