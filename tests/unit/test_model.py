@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from swarm.errors import ConfigError
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import build_layer, model_spec, stage_layers
-from swarm.model.spec import TensorSpec
+from swarm.model.spec import LayerSpec, ModelSpec, TensorSpec, Tie
 from swarm.model.stage import StageModel
 
 TINY = {"d_model": 16, "layers": 2, "heads": 2, "sequence": 8}
@@ -156,3 +159,53 @@ def test_a_tensor_spec_knows_its_size() -> None:
     assert TensorSpec((128,), "uint8").batch_shape(3) == (3, 128)
     with pytest.raises(ValueError, match="no torch dtype"):
         TensorSpec((), "nn").torch_dtype  # noqa: B018
+
+
+def layered(*dtypes: str, **fields: object) -> ModelSpec:
+    layers = tuple(LayerSpec("x", nn.Identity, TensorSpec((4,), d), 1.0) for d in dtypes)
+    spec = ModelSpec(TensorSpec((4,)), TensorSpec((4,)), layers, loss=lambda a, b: a.sum())
+    return dataclasses.replace(spec, **fields)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (layered(), "a ModelSpec with layers"),
+        (layered("float32", loss_terms=0), "loss_terms of 1 or more"),
+        (layered("no_dtype"), "'no_dtype' is no torch dtype"),
+        (
+            layered(layers=(LayerSpec("x", nn.Identity, TensorSpec(()), -1.0),)),
+            "costs are 0 or more",
+        ),
+        (
+            layered(layers=(LayerSpec("x", nn.Identity, TensorSpec(()), math.nan),)),
+            "costs are 0 or more",
+        ),
+    ],
+)
+def test_specs_that_cannot_be_used_are_refused(
+    spec: ModelSpec, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests import digits_model
+
+    # The same function is fine as long as it returns a usable model.
+    monkeypatch.setattr(digits_model, "mlp", lambda: layered("float32"))
+    model_spec(own("mlp"), allow=[DIGITS])
+    monkeypatch.setattr(digits_model, "mlp", lambda: spec)
+    with pytest.raises(ConfigError, match=why):
+        model_spec(own("mlp"), allow=[DIGITS])
+
+
+def test_stages_meet_where_tensors_are_float32() -> None:
+    manifest = own("mlp", stages={"count": 2})
+    assert len(stage_layers(manifest, layered("float32", "int64"))) == 2
+    with pytest.raises(ConfigError, match="int64 after layer 0"):
+        stage_layers(manifest, layered("int64", "float32"))
+
+
+def test_a_tie_across_a_cut_is_refused() -> None:
+    tied = LayerSpec("x", nn.Identity, TensorSpec((4,)), 1.0, (Tie("weight", 0, "weight"),))
+    spec = layered(layers=(layered("float32").layers[0], tied))
+    assert stage_layers(own("mlp"), spec) == [range(0, 2)]
+    with pytest.raises(ConfigError, match="layer 1 tied to layer 0"):
+        stage_layers(own("mlp", stages={"count": 2}), spec)
