@@ -51,7 +51,7 @@ async def answer(handler: Handler, sender: PeerId, request: Frame) -> Frame:
     """The handler's reply, or a refusal if it raised: no message may end a server."""
     try:
         return await handler(sender, request)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         reason = f"internal error: {type(error).__name__}: {error}"
         logger.error("a call from %s was refused: %s", sender, reason)
         logger.debug("where it came from", exc_info=error)

@@ -1,0 +1,173 @@
+"""How replicas become members: found in the directory, asked, and told where to begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from dht.records import PeerRecord, decode_all, stage_key
+from peers import messages as msg
+from swarm.core.roster import Admission, Member, State
+from swarm.core.step import Decide, Step
+from swarm.errors import BadInput, TransportError
+from swarm.types import Mark, Replica, Term
+
+if TYPE_CHECKING:
+    from dht.directory import Directory
+    from peers.trainer import Trainer
+
+log = logging.getLogger("swarm.trainer")
+
+
+class Admissions:
+    """The trainer's dealings with those that are not, or no longer, READY."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._lengths: dict[int, int] = {}
+        self._said: dict[Replica, str] = {}
+
+    # -- who is there -----------------------------------------------------------------------
+
+    async def watch(self, directory: Directory) -> None:
+        """Look the stages up in the directory, for ever."""
+        manifest = self._trainer.manifest
+
+        async def one(stage: int) -> None:
+            key = stage_key(manifest.run_id, stage)
+            async for found in directory.watch(key, period_s=manifest.periods.watch_s):
+                records, wrong = decode_all(found, key=key)
+                for subkey, reason in wrong.items():
+                    log.debug("a record of %s is ignored: %s", subkey, reason)
+                self.seen(record for record in records if isinstance(record, PeerRecord))
+
+        async with anyio.create_task_group() as tasks:
+            for stage in range(manifest.stages.count):
+                tasks.start_soon(one, stage)
+
+    def seen(self, records: Iterable[PeerRecord]) -> None:
+        """Announcements as they are in the directory now."""
+        trainer = self._trainer
+        now = anyio.current_time()
+        for record in records:
+            if not 0 <= record.stage < trainer.stages:
+                continue
+            replica = Replica(record.peer, record.boot)
+            for dead in trainer.roster.announced(replica, record.stage, now):
+                self.gone(dead, "restarted")
+        trainer.wake()
+
+    def gone(self, replica: Replica, reason: str) -> None:
+        """``replica`` will not be heard of again."""
+        trainer = self._trainer
+        member = trainer.roster.get(replica)
+        if member is None:
+            return
+        if member.state is State.READY:
+            trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) {reason}")
+        trainer.lose(replica, reason, quietly=True)
+        trainer.roster.forget(replica)
+
+    # -- where are you? ---------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask all that are due."""
+        for member in self._trainer.roster.to_ask(anyio.current_time(), self._trainer.mark):
+            self._trainer.tasks.start_soon(self._ask, member)
+
+    async def _ask(self, member: Member) -> None:
+        trainer, replica = self._trainer, member.replica
+        try:
+            question = msg.Question(run=trainer.manifest.run_id)
+            answer = (await trainer.caller.call(replica.peer, question)).message
+            if not isinstance(answer, msg.Status):
+                raise BadInput(f"answered {answer.kind} to a question")
+            if answer.boot != replica.boot:
+                raise BadInput("has restarted")
+            await self._answered(replica, answer)
+        except (TransportError, BadInput) as error:
+            trainer.roster.unanswered(replica, str(error), anyio.current_time(), trainer.rng)
+        trainer.wake()
+
+    async def _answered(self, replica: Replica, answer: msg.Status) -> None:
+        trainer = self._trainer
+        if Term(answer.term, answer.term_boot) > trainer.term:
+            self._outrank(answer.term)
+        step = trainer.work
+        decision = step.decision if isinstance(step, Step) else None
+        decision = decision or trainer.last_decision
+        if decision is not None and answer.mark == decision.mark and self._follows(replica):
+            # It may hold the sum that the decision names: a reset would throw it away.
+            await trainer.instructions.decide(Decide(replica, decision))
+            return
+        now = anyio.current_time()
+        match trainer.roster.answered(replica, answer.mark, trainer.mark, now, trainer.rng):
+            case Admission.BEGIN:
+                await self._admit(replica, begin=True)
+            case Admission.RESET:
+                await self._admit(replica, begin=False)
+            case Admission.WAIT:
+                self._say_behind(replica)
+
+    def _follows(self, replica: Replica) -> bool:
+        """Whether it took part until now, as far as we know."""
+        member = self._trainer.roster.get(replica)
+        return member is not None and member.state in (State.READY, State.REMOVED)
+
+    def _outrank(self, term: int) -> None:
+        """Before the first step a higher number can still be taken; afterwards we are replaced."""
+        trainer = self._trainer
+        if trainer.work is None:
+            trainer.term = Term(term + 1, trainer.me.boot)
+        else:
+            trainer.superseded_by = term
+
+    async def _admit(self, replica: Replica, *, begin: bool) -> None:
+        trainer = self._trainer
+        mark = trainer.mark
+        message = msg.Reset(
+            run=trainer.manifest.run_id,
+            to=replica.boot,
+            stamp=trainer.stamps.take(),
+            mark=mark,
+            begin=begin,
+        )
+        answer = (await trainer.caller.call(replica.peer, message)).message
+        if isinstance(answer, msg.Refused) and answer.term is not None:
+            self._outrank(answer.term)
+        if not isinstance(answer, msg.At):
+            raise BadInput(getattr(answer, "reason", answer.kind))
+        member = trainer.roster.get(replica)
+        if member is None or answer.mark != mark or trainer.mark != mark:
+            raise BadInput("the run went on meanwhile")
+        trainer.roster.admitted(replica, mark)
+        if trainer.work is not None:
+            trainer.work.admitted(replica, stage=member.stage)
+        self._said.pop(replica, None)
+        trainer.on_event(f"{replica.peer[-6:]} serves stage {member.stage} at step {mark.t}")
+
+    def _say_behind(self, replica: Replica) -> None:
+        member = self._trainer.roster.get(replica)
+        if member is not None and replica not in self._said:
+            self._said[replica] = member.note
+            self._trainer.on_event(
+                f"{replica.peer[-6:]} (stage {member.stage}) {member.note}: it waits, since "
+                "joining in mid-run is not there yet"
+            )
+
+    # -- what is known of a stage -----------------------------------------------------------
+
+    def lengths(self, lengths: dict[int, int]) -> None:
+        """How many values each stage's gradient has."""
+        self._lengths = lengths
+
+    def averaging_s(self, stage: int) -> float:
+        """How long averaging a stage may take on the slowest link that is allowed for."""
+        wire = 8 if self._trainer.manifest.reproducible.enabled else 4
+        return 2 * wire * self._lengths.get(stage, 0) / self._trainer.caller.BYTES_PER_S
+
+    def at(self, mark: Mark) -> list[Member]:
+        return [m for m in self._trainer.roster.all() if m.mark == mark]

@@ -1,0 +1,179 @@
+"""A node: one process that serves one stage. Announces itself, answers, says what it does."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from dht.directory import Directory
+from dht.identity import Identity
+from dht.records import PeerRecord, PeerState, decode_all, encode, stage_key
+from peers import messages as msg
+from peers.executor import Executor
+from peers.replica import ReplicaServer
+from peers.rpc import Caller
+from peers.stage import StageOwner
+from peers.transport import Transport
+from swarm import __version__
+from swarm.core.placement import least_served
+from swarm.errors import SwarmError
+from swarm.manifest import Manifest
+from swarm.model.spec import ModelSpec
+from swarm.types import FRESH, Boot, Replica
+
+log = logging.getLogger("swarm.node")
+
+GOODBYE_S = 2.0
+QUIET_S = 30.0
+"""Without work for so long, a node says why."""
+
+
+class Node:
+    """Serves ``stage`` of a run until the run is over or it is cancelled.
+
+    ``say`` is called with one line of plain words for each change of state.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        spec: ModelSpec,
+        stage: int,
+        *,
+        transport: Transport,
+        directory: Directory,
+        identity: Identity,
+        executor: Executor,
+        boot: Boot,
+        rng: random.Random,
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        self.manifest, self.stage = manifest, stage
+        self.me = Replica(identity.peer_id, boot)
+        self._spec, self._transport, self._directory = spec, transport, directory
+        self._identity, self._executor, self._rng, self._say = identity, executor, rng, say
+        self._sequence = 0
+        self.server: ReplicaServer | None = None
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> str:
+        """Until the trainer says that the run is over; returns the reason it gave."""
+        build = partial(StageOwner, self.manifest, self._spec, self.stage)
+        owner = await self._executor.lane("build", build)
+        async with anyio.create_task_group() as tasks:
+            server = self.server = self._serve(owner, tasks)
+            await self._transport.serve(server.handle)
+            tasks.start_soon(server.run)
+            tasks.start_soon(self._announce_for_ever)
+            tasks.start_soon(self._watch_quiet)
+            self._say(
+                f"stage {self.stage}: {owner.model.length:,} parameters, layers "
+                f"{owner.model.layers.start} to {owner.model.layers.stop - 1}; waiting for a trainer"
+            )
+            task_status.started()
+            try:
+                await server.finished.wait()
+            finally:
+                await self._goodbye()
+            tasks.cancel_scope.cancel()
+        return server.finish_reason
+
+    def _serve(self, owner: StageOwner, tasks: TaskGroup) -> ReplicaServer:
+        server = ReplicaServer(
+            self.manifest,
+            owner,
+            me=self.me,
+            caller=Caller(self._transport, timeout_s=self.manifest.periods.call_s),
+            executor=self._executor,
+            tasks=tasks,
+            rng=self._rng,
+        )
+        server.on_change = self._changed
+        self._change = anyio.Event()
+        return server
+
+    def _changed(self, line: str) -> None:
+        self._say(line)
+        self._change.set()
+
+    # -- the directory ------------------------------------------------------------------------
+
+    async def _announce_for_ever(self) -> None:
+        while True:
+            self._change = anyio.Event()
+            if not await self._announce():
+                log.warning("nobody stored our announcement; trying again")
+            with anyio.move_on_after(self.manifest.periods.announce_s):
+                await self._change.wait()
+
+    async def _announce(self) -> bool:
+        server, ttl_s = self.server, self.manifest.periods.record_ttl_s
+        assert server is not None
+        record = PeerRecord(
+            peer=self.me.peer,
+            run_id=self.manifest.run_id,
+            boot=self.me.boot,
+            stage=self.stage,
+            state=PeerState.WAITING if server.mark is None else PeerState.READY,
+            mark=server.mark or FRESH,
+            version=__version__,
+            sequence=self._sequence,
+        )
+        self._sequence += 1
+        value = encode(record, self._identity, ttl_s=ttl_s)
+        return await self._directory.announce(record.key, record.peer, value, ttl_s=ttl_s)
+
+    # -- what a volunteer wants to know -----------------------------------------------------------
+
+    async def _watch_quiet(self) -> None:
+        """Say now and then how it goes; say why, when nothing goes."""
+        said = 0
+        while True:
+            await anyio.sleep(QUIET_S)
+            server = self.server
+            assert server is not None
+            counters, now = server.passes.counters, anyio.current_time()
+            if counters.counted > said:
+                said = counters.counted
+                step = server.mark.t if server.mark is not None else 0
+                self._say(f"step {step}: {said} microbatches counted here so far")
+            else:
+                self._say(self._why_quiet(server, counters.last_work, now))
+
+    @staticmethod
+    def _why_quiet(server: ReplicaServer, last: float | None, now: float) -> str:
+        since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
+        if server.heard_trainer is None:
+            return f"{since}: no trainer has been heard of"
+        quiet = now - server.heard_trainer
+        if quiet > QUIET_S:
+            return f"{since}: the trainer has not been heard for {quiet:.0f} s"
+        return f"{since}: the trainer was heard {quiet:.0f} s ago and has sent nothing to do"
+
+    async def _goodbye(self) -> None:
+        """Tell the trainer that we go, so that it need not find out."""
+        server = self.server
+        if server is None or server.host.trainer is None or server.finished.is_set():
+            return
+        message = msg.Goodbye(
+            run=self.manifest.run_id, boot=self.me.boot, reason="stopped by its owner"
+        )
+        with anyio.move_on_after(GOODBYE_S, shield=True):
+            try:
+                await server.host.caller.call(server.host.trainer, message, timeout_s=GOODBYE_S)
+            except SwarmError as error:
+                log.debug("the trainer did not hear our goodbye: %s", error)
+
+
+async def choose_stage(directory: Directory, manifest: Manifest, rng: random.Random) -> int:
+    """The stage with the fewest announced replicas."""
+    counts = []
+    for stage in range(manifest.stages.count):
+        key = stage_key(manifest.run_id, stage)
+        records, _ = decode_all(await directory.lookup(key), key=key)
+        counts.append(len(records))
+    return least_served(counts, rng)

@@ -1,0 +1,308 @@
+"""Microbatches through a replica: accepted, decoded, computed, pushed on, and receipted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+from torch import Tensor
+
+from peers import messages as msg
+from peers.host import Host
+from peers.rpc import run_hop
+from peers.stage import Passed, StageOwner
+from peers.tensors import RAW, Expected, pack, unpack
+from swarm.codecs import get_codec
+from swarm.core import flight
+from swarm.core.backoff import Backoff
+from swarm.core.hop import Hop, Outcome, Tell
+from swarm.core.intake import Intake, Job, Kind
+from swarm.errors import BadInput, TransportError
+from swarm.manifest import Manifest
+from swarm.types import Replica, Stamp
+
+log = logging.getLogger("swarm.node")
+
+BUSY_PAUSE = Backoff(first_s=0.02, cap_s=1.0)
+RECEIPT_WAIT_S = 1.0
+"""A receipt waits this long for the push's outcome, so that it can tell the link time."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """What came with a job."""
+
+    message: msg.Forward | msg.Backward
+    tensors: list[Tensor]
+    arrived: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this replica did: for its own log and its announcements."""
+
+    passes: int = 0
+    counted: int = 0
+    busy_s: float = 0.0
+    last_work: float | None = None
+
+
+class Passes:
+    """The replica's side of a journey. ``wake`` is called when there is something to run."""
+
+    def __init__(self, host: Host, *, wake: Callable[[], None]) -> None:
+        manifest, stage = host.manifest, host.stage
+        self._host, self._manifest, self._stage, self._me = host, manifest, stage, host.me
+        self._caller, self._executor, self._tasks = host.caller, host.executor, host.tasks
+        self._rng = host.rng
+        self._wake = wake
+        limits = manifest.limits
+        self._last = manifest.stages.count - 1
+        self.intake = Intake(stage.stage, self._last, queue=limits.queue, contexts=limits.contexts)
+        self.counters = Counters()
+        self._loads: dict[tuple[Kind, Stamp], _Load] = {}
+        self._origins: dict[Stamp, msg.Forward] = {}
+        self._expected = _expected(manifest, stage)
+
+    # -- in ---------------------------------------------------------------------------------
+
+    async def offered(
+        self, message: msg.Forward | msg.Backward, payload: list[memoryview]
+    ) -> msg.Message:
+        """Answer a push; an accepted one is decoded before the answer goes out."""
+        if message.stage != self._stage.stage:
+            return msg.Refused(reason=f"stage {message.stage} is not served here")
+        if isinstance(message, msg.Forward) and len(message.route) != self._last - message.stage:
+            return msg.Refused(reason=f"route: {len(message.route)} lists for the later stages")
+        kind = Kind(message.kind)
+        now = anyio.current_time()
+        job = Job(kind, message.attempt, now + message.ttl_s)
+        # Decoding checks shapes; a bad payload must not become an accepted attempt.
+        tensors = await self._decode(kind, message, payload)
+        reply = self.intake.offer(job, message.tries, now)
+        self._free()
+        if reply.outcome is not Outcome.ACCEPTED:
+            busy = reply.outcome is Outcome.BUSY
+            return (msg.Busy if busy else msg.Refused)(reason=reply.reason)
+        key = (kind, message.stamp)
+        if self.intake.decoded(*key) and key not in self._loads:
+            self._loads[key] = _Load(message, tensors, now)
+            if isinstance(message, msg.Forward):
+                self._origins[message.stamp] = message
+            self._wake()
+        return msg.Ok()
+
+    async def _decode(
+        self, kind: Kind, message: msg.Forward | msg.Backward, payload: list[memoryview]
+    ) -> list[Tensor]:
+        expected = self._expected[kind]
+        unpacked = partial(unpack, message.tensors, payload, expected)
+        if all(want.codec == RAW or get_codec(want.codec).lossless for want in expected):
+            return unpacked()
+        return await self._executor.side(unpacked)
+
+    # -- through ----------------------------------------------------------------------------
+
+    def next_pass(self) -> Callable[[], Awaitable[None]] | None:
+        job = self.intake.next(anyio.current_time())
+        self._free()
+        return None if job is None else partial(self._run, job)
+
+    async def _run(self, job: Job) -> None:
+        load = self._loads.pop((job.kind, job.attempt.stamp))
+        started = anyio.current_time()
+        try:
+            passed = await self._executor.lane(self._work(job), partial(self._compute, job, load))
+        except (RuntimeError, MemoryError) as error:
+            reason = f"stage {self._stage.stage}: {str(error).splitlines()[0][:200]}"
+            log.error("a pass failed: %s", reason)
+            self._tasks.start_soon(self._tell_failed, job, reason, [])
+            passed = Passed(None, "failed")
+        ended = anyio.current_time()
+        alive = self.intake.finished(job)
+        origin = self._origins.get(job.attempt.stamp)
+        self._free()
+        self.counters.passes += 1
+        self.counters.counted += passed.verdict == flight.COUNTED
+        self.counters.busy_s += ended - started
+        self.counters.last_work = ended
+        if passed.verdict != "failed":
+            self._tasks.start_soon(self._send_on, job, load, passed, alive, origin, started, ended)
+
+    def _work(self, job: Job) -> str:
+        if job.kind is Kind.FORWARD and self._stage.stage == self._last:
+            return "evaluate" if job.attempt.evaluation else "forward_backward"
+        return str(job.kind)
+
+    def _compute(self, job: Job, load: _Load) -> Passed:
+        attempt = job.attempt
+        if job.kind is Kind.BACKWARD:
+            return self._stage.backward(attempt, load.tensors[0])
+        if self._stage.stage == self._last:
+            return self._stage.forward_backward(attempt, load.tensors[0], load.tensors[1])
+        keep = self.intake.leaves_context(attempt)
+        return self._stage.forward(attempt, load.tensors[0], keep=keep)
+
+    # -- out --------------------------------------------------------------------------------
+
+    async def _send_on(
+        self,
+        job: Job,
+        load: _Load,
+        passed: Passed,
+        alive: bool,
+        origin: msg.Forward | None,
+        started: float,
+        ended: float,
+    ) -> None:
+        receipt = msg.Receipt(
+            run=self._manifest.run_id,
+            stamp=job.attempt.stamp,
+            m=job.attempt.m,
+            stage=self._stage.stage,
+            boot=self._me.boot,
+            pass_="backward" if self._work(job) != "forward" else "forward",
+            verdict=passed.verdict,
+            queue_s=max(0.0, started - load.arrived),
+            compute_s=max(0.0, ended - started),
+            link_s=0.0,
+            queued=self.intake.queued,
+            loss=passed.loss,
+            blame=load.message.sender if passed.blame_sender else None,
+        )
+        hop = self._hop(job, load, passed, alive, origin)
+        if hop is None:
+            await self._tell(receipt)
+            return
+        done = anyio.Event()
+        outcome: list[Tell | None] = []
+
+        async def push() -> None:
+            outcome.append(await self._push(job, load, passed, hop, origin, done))
+
+        self._tasks.start_soon(push)
+        with anyio.move_on_after(RECEIPT_WAIT_S):
+            await done.wait()
+        told = {
+            "link_s": anyio.current_time() - ended,
+            "busy": hop.busy_answers,
+            "skipped": hop.unreachable[:16],
+        }
+        await self._tell(receipt.model_copy(update=told))
+
+    def _hop(
+        self, job: Job, load: _Load, passed: Passed, alive: bool, origin: msg.Forward | None
+    ) -> Hop | None:
+        """Where the output goes, if anywhere."""
+        if passed.output is None or not alive:
+            return None
+        if job.kind is Kind.FORWARD and self._stage.stage < self._last:
+            message = load.message
+            candidates = message.route[0] if isinstance(message, msg.Forward) else []
+        elif self._stage.stage > job.attempt.lowest and origin is not None:
+            candidates = [origin.sender]
+        else:
+            return None
+        return Hop(candidates, job.expires_at, BUSY_PAUSE, self._rng)
+
+    async def _push(
+        self,
+        job: Job,
+        load: _Load,
+        passed: Passed,
+        hop: Hop,
+        origin: msg.Forward | None,
+        done: anyio.Event,
+    ) -> Tell | None:
+        forward = job.kind is Kind.FORWARD and self._stage.stage < self._last
+        wire = self._manifest.wire
+        assert passed.output is not None
+        codec: str = wire.activations if forward else wire.gradients
+        tensors = [(passed.output, codec)]
+        if forward:
+            tensors += [(tensor, RAW) for tensor in load.tensors[1:]]
+        if get_codec(tensors[0][1]).lossless:
+            metas, payload = pack(tensors)
+        else:
+            metas, payload = await self._executor.side(partial(pack, tensors))
+
+        async def send(replica: Replica, tries: int) -> tuple[Outcome, str]:
+            common: dict[str, Any] = {
+                "run": self._manifest.run_id,
+                "to": replica.boot,
+                "stamp": job.attempt.stamp,
+                "mark": job.attempt.mark,
+                "m": job.attempt.m,
+                "mask": job.attempt.mask,
+                "sender": self._me,
+                "tries": tries,
+                "ttl_s": max(0.0, job.expires_at - anyio.current_time()),
+                "tensors": metas,
+            }
+            if forward and isinstance(load.message, msg.Forward):
+                message: msg.Message = msg.Forward(
+                    stage=self._stage.stage + 1,
+                    trainer=load.message.trainer,
+                    route=load.message.route[1:],
+                    **common,
+                )
+            else:
+                message = msg.Backward(stage=self._stage.stage - 1, **common)
+            return await self._caller.push(replica.peer, message, payload)
+
+        end = await run_hop(hop, send)
+        done.set()
+        if isinstance(end, Tell):
+            await self._tell_failed(job, end.reason, hop.unreachable[:16])
+            return end
+        return None
+
+    async def _tell_failed(self, job: Job, reason: str, skipped: list[Replica]) -> None:
+        await self._tell(
+            msg.Failed(
+                run=self._manifest.run_id,
+                stamp=job.attempt.stamp,
+                m=job.attempt.m,
+                boot=self._me.boot,
+                reason=reason[:500],
+                skipped=skipped,
+            )
+        )
+
+    async def _tell(self, message: msg.Message) -> None:
+        """To the trainer, once more if it fails; a lost receipt costs a question, not truth."""
+        trainer = self._host.trainer
+        if trainer is None:
+            return
+        try:
+            await self._caller.insist(trainer, message, tries=2)
+        except (TransportError, BadInput) as error:
+            log.debug("%s did not reach the trainer: %s", message, error)
+
+    def _free(self) -> None:
+        for stamp in self.intake.take_freed():
+            for kind in Kind:
+                self._loads.pop((kind, stamp), None)
+            self._origins.pop(stamp, None)
+            self._stage.forget(stamp)
+
+
+def _expected(manifest: Manifest, stage: StageOwner) -> dict[Kind, list[Expected]]:
+    """What exactly a forward and a backward for this stage must bring."""
+    model, size, wire = stage.model, manifest.batch.microbatch, manifest.wire
+    inputs = model.input_spec
+    codec = RAW if model.is_first else wire.activations
+    target = stage.spec.target
+    return {
+        Kind.FORWARD: [
+            Expected(inputs.batch_shape(size), inputs.dtype, codec),
+            Expected(target.batch_shape(size), target.dtype, RAW),
+        ],
+        Kind.BACKWARD: [
+            Expected(model.output_spec.batch_shape(size), model.output_spec.dtype, wire.gradients)
+        ],
+    }

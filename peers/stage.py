@@ -1,0 +1,243 @@
+"""A stage as a replica holds it: the model's tensors, the ledger, graphs, and the round's sum.
+
+Sole owner of the device. Every method runs on the compute lane, one at a time, in the order of
+the queue: so a prepare finds a gradient either whole in the accumulators and in the ledger, or
+not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from swarm.core import flight
+from swarm.core.ledger import Ledger, Verdict
+from swarm.core.update import Update
+from swarm.manifest import Manifest
+from swarm.model.spec import ModelSpec
+from swarm.model.stage import Graph, StageModel
+from swarm.types import FRESH, Attempt, Mark, Stamp
+
+log = logging.getLogger("swarm.stage")
+
+PIECE = 1 << 18
+"""Values in one piece of the vector: what one message of averaging carries (1 MiB of fp32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What came of a pass: the tensor to send on, if any, and what the receipt says."""
+
+    output: Tensor | None
+    verdict: str
+    loss: float | None = None
+    blame_sender: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The whole sum of a round, as this replica holds it."""
+
+    round: Stamp
+    digest: str
+    squared_norm: float
+    finite: bool
+
+
+class StageOwner:
+    """Computes passes and keeps the books. ``mark`` is None until somebody says where it is."""
+
+    def __init__(
+        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: str = "cpu"
+    ) -> None:
+        self.model = StageModel(manifest, spec, stage, device=device)
+        self.spec = spec
+        self.stage = stage
+        self.ledger = Ledger(stage, FRESH)
+        self.mark: Mark | None = None
+        self.losses: dict[int, float] = {}
+        self.round: Stamp | None = None
+        self.sealed: Sealed | None = None
+        self._max_graphs = manifest.limits.graphs
+        self._graphs: dict[Stamp, Graph] = {}
+        self._inputs: dict[Stamp, Tensor] = {}
+        self._total: Tensor | None = None
+        self._spare: Tensor | None = None
+
+    # -- passes -----------------------------------------------------------------------------
+
+    def forward(self, attempt: Attempt, inputs: Tensor, *, keep: bool) -> Passed:
+        """The stage's output. ``keep``: the graph (or the input) waits for the backward."""
+        if not _finite(inputs):
+            return Passed(None, flight.NOT_FINITE, blame_sender=True)
+        output, graph = self.model.forward(inputs)
+        if not _finite(output):
+            return Passed(None, flight.NOT_FINITE)
+        if keep and len(self._graphs) < self._max_graphs:
+            self._graphs[attempt.stamp] = graph
+        elif keep:
+            self._inputs[attempt.stamp] = inputs
+        return Passed(output, str(Verdict.NOT_ASKED))
+
+    def forward_backward(self, attempt: Attempt, inputs: Tensor, targets: Tensor) -> Passed:
+        """The last stage: the loss, and at once the backward pass unless it is an evaluation."""
+        if not _finite(inputs):
+            return Passed(None, flight.NOT_FINITE, blame_sender=True)
+        loss, graph = self.model.forward_loss(inputs, targets)
+        if not isfinite(loss):
+            return Passed(None, flight.NOT_FINITE)
+        if attempt.evaluation:
+            return Passed(None, str(Verdict.NOT_ASKED), loss)
+        gradient = self.model.backward(graph, None)
+        passed = self._counted(gradient, attempt, loss)
+        if passed.verdict == flight.COUNTED:
+            self.losses[attempt.m] = loss
+        return passed
+
+    def backward(self, attempt: Attempt, gradient: Tensor) -> Passed:
+        """The gradient of the stage's input, after counting this microbatch's own."""
+        graph = self._graphs.pop(attempt.stamp, None)
+        inputs = self._inputs.pop(attempt.stamp, None)
+        if not _finite(gradient):
+            return Passed(None, flight.NOT_FINITE, blame_sender=True)
+        if graph is None:
+            if inputs is None:
+                return Passed(None, "no context")
+            _, graph = self.model.forward(inputs)
+        output = self.model.backward(graph, gradient)
+        return self._counted(output, attempt, None)
+
+    def forget(self, stamp: Stamp) -> None:
+        """The context of ``stamp`` has ended."""
+        self._graphs.pop(stamp, None)
+        self._inputs.pop(stamp, None)
+
+    def _counted(self, output: Tensor | None, attempt: Attempt, loss: float | None) -> Passed:
+        if output is not None and not _finite(output):
+            return Passed(None, flight.NOT_FINITE)
+        verdict = self._count(attempt)
+        if verdict == flight.NOT_FINITE:
+            return Passed(None, verdict)
+        return Passed(output, verdict, loss)
+
+    def _count(self, attempt: Attempt) -> str:
+        verdict = self.ledger.verdict(attempt)
+        if verdict is not Verdict.COUNT:
+            return str(verdict)
+        if not self.model.gradient_finite():
+            return flight.NOT_FINITE
+        self.end_round()
+        try:
+            self._add()
+        except (RuntimeError, MemoryError) as error:
+            # Part of it may be in the accumulators: nothing there can be trusted any more.
+            log.error("adding a gradient failed (%s); what was held is dropped", error)
+            self.drop()
+            return flight.DROPPED
+        self.ledger.count(attempt)
+        return flight.COUNTED
+
+    def _add(self) -> None:
+        self.model.accumulate()
+
+    def copy_weights(self, mark: Mark, start: int, stop: int) -> Tensor | None:
+        """A copy of a piece of the flat weights at ``mark``; None if the stage is elsewhere."""
+        return self.model.weights[start:stop].clone() if self.mark == mark else None
+
+    # -- the books --------------------------------------------------------------------------
+
+    def cancel(self, stamp: Stamp, m: int) -> tuple[bool, float | None]:
+        """Never count ``stamp``; whether ``m`` is held, and its loss if this is the last stage."""
+        self.forget(stamp)
+        return self.ledger.cancel(stamp, m), self.losses.get(m)
+
+    def begin(self) -> None:
+        """The trainer of a fresh run says so: these initial weights are the run's."""
+        self.mark = FRESH
+
+    def reset(self, stamp: Stamp) -> None:
+        """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts."""
+        self.ledger.raise_bar(stamp)
+        self.drop()
+
+    def drop(self) -> None:
+        self.end_round()
+        self.model.clear_accumulators()
+        self.ledger.drop()
+        self.losses.clear()
+
+    # -- a round ----------------------------------------------------------------------------
+
+    def prepare(self, stamp: Stamp, expected: frozenset[int]) -> bool:
+        """Raise the bar; begin round ``stamp`` if what is held is what is expected."""
+        self.ledger.raise_bar(stamp)
+        if self.round == stamp:
+            return True
+        self.end_round()
+        if self.ledger.held != expected:
+            return False
+        self.round = stamp
+        return True
+
+    def end_round(self) -> None:
+        """Something new is counted, or a newer round begins: the old one is dead here."""
+        self.round, self.sealed = None, None
+        if self._total is not None and self._total is not self.model.accumulators:
+            self._spare = self._total
+        self._total = None
+
+    def gradient(self, piece: slice) -> Tensor:
+        """A piece of the accumulators themselves. They stay untouched while the round lives."""
+        return self.model.accumulators[piece]
+
+    def total(self, *, alone: bool) -> Tensor:
+        """Where the round's sum is put together; ``alone``: the accumulators are the sum."""
+        if self._total is None:
+            if alone:
+                self._total = self.model.accumulators
+            else:
+                spare, self._spare = self._spare, None
+                self._total = torch.empty_like(self.model.accumulators) if spare is None else spare
+        return self._total
+
+    def seal(self, round_: Stamp) -> Sealed | None:
+        """The sum is whole: digest and norm, for the vote. None if the round has ended here."""
+        if self.round != round_ or self._total is None:
+            return None
+        digest = hashlib.sha256(memoryview(self._total.numpy()).cast("B"))  # type: ignore[arg-type]
+        norm, finite = self.model.squared_norm(self._total)
+        self.sealed = Sealed(round_, digest.hexdigest(), norm if finite else 0.0, finite)
+        return self.sealed
+
+    def decide(
+        self, mark: Mark, to: Mark, round_: tuple[Stamp, str] | None, update: Update
+    ) -> Mark | None:
+        """Apply the decision if it can be applied here; the mark afterwards, whichever it is."""
+        if self.mark == to or self.mark != mark:
+            return self.mark
+        if not update.skip:
+            if self.sealed is None or self._total is None:
+                return self.mark
+            if (self.sealed.round, self.sealed.digest) != round_:
+                return self.mark
+            self.model.apply(self._total, update)
+        self.end_round()
+        self.model.clear_accumulators()
+        self.ledger.advance(to)
+        self.losses.clear()
+        self._graphs.clear()
+        self._inputs.clear()
+        self.mark = to
+        return to
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. One pass in the good case: a sum is finite if all are."""
+    if not tensor.is_floating_point():
+        return True
+    return isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,358 @@
+"""The trainer: feeds microbatches and drives steps. Carries out what ``swarm.core.step`` says."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+
+from peers import messages as msg
+from peers.admission import Admissions
+from peers.instructions import Instructions
+from peers.rpc import Caller
+from peers.transport import Frame
+from swarm.core.backoff import Backoff
+from swarm.core.closing import Closing, Vote
+from swarm.core.evaluation import Evaluation
+from swarm.core.flight import Flight, Pace, Receipt, Stamps
+from swarm.core.intake import Kind
+from swarm.core.journey import Journey
+from swarm.core.roster import Roster
+from swarm.core.step import Decision, Remove, Step
+from swarm.core.update import Update, global_norm, make_update
+from swarm.core.wiring import Window, Wiring
+from swarm.data import Batches
+from swarm.errors import BadInput, SwarmError
+from swarm.manifest import Manifest
+from swarm.types import FRESH, Boot, Mark, PeerId, Replica, Stamp, Term
+
+log = logging.getLogger("swarm.trainer")
+
+
+class Superseded(SwarmError):
+    """Another trainer of a higher term leads the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One finished step, for metrics and the view. Times in seconds."""
+
+    step: int
+    loss: float
+    samples: int
+    seconds: float
+    lr: float
+    norm: float
+    skipped: bool
+    resent: int
+    counts: tuple[dict[str, int], ...]
+    eval_loss: float | None = None
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the trainer last heard of a replica, for the view."""
+
+    last_work: float | None = None
+    queued: int = 0
+    compute_s: float | None = None
+    counted: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """One trainer of one run.
+
+    Args:
+        term: its reign; 1 + the highest number heard.
+        tasks: where its calls run.
+        on_event: called with a line of plain words when something happens that a person should
+            know.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        caller: Caller,
+        batches: Batches,
+        boot: Boot,
+        tasks: TaskGroup,
+        rng: random.Random,
+        on_event: Callable[[str], None] = log.info,
+    ) -> None:
+        self.manifest, self.caller, self.batches = manifest, caller, batches
+        self.tasks, self.rng, self.on_event = tasks, rng, on_event
+        self.me = Replica(caller.peer, boot)
+        self.mark = FRESH
+        self.term = Term(1, boot)
+        self.applied = 0
+        self.stages = manifest.stages.count
+        periods = manifest.periods
+        self.roster = Roster(Backoff(first_s=periods.watch_s, cap_s=30.0))
+        self.wiring = Wiring(self.stages, ban=Backoff(first_s=periods.ban_s, cap_s=60.0))
+        self.pace = Pace(periods.attempt_s)
+        self.stamps = Stamps(lambda n: Stamp(self.term, n))
+        self.heard: dict[Replica, Heard] = {}
+        self.work: Step | Evaluation | None = None
+        self.last_decision: Decision | None = None
+        self.superseded_by: int | None = None
+        self._window: Window | None = None
+        self._wake = anyio.Event()
+        self.admissions = Admissions(self)
+        self.instructions = Instructions(self)
+
+    # -- stages -----------------------------------------------------------------------------
+
+    def ready(self, stage: int) -> list[Replica]:
+        return self.roster.ready(stage, self.mark)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Stages that have fewer replicas than a start needs: (stage, how many it has)."""
+        need = self.manifest.start.replicas
+        have = [(stage, len(self.ready(stage))) for stage in range(self.stages)]
+        return [(stage, count) for stage, count in have if count < need]
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def wait_for_start(self) -> None:
+        """Until each stage has its replicas at the run's mark."""
+        while self.missing():
+            self._check()
+            await self._pause(float("inf"))
+
+    async def _pause(self, until: float) -> None:
+        """Until something happens, ``until``, or the next question to a stranger is due."""
+        self.admissions.ask()
+        until = min(until, self.roster.next_ask(self.mark))
+        with anyio.move_on_at(until) if until < float("inf") else anyio.CancelScope():
+            await self._wake.wait()
+        if self._wake.is_set():
+            self._wake = anyio.Event()
+
+    def _check(self) -> None:
+        if self.superseded_by is not None:
+            raise Superseded(
+                f"another trainer leads this run (term {self.superseded_by}, ours is "
+                f"{self.term.number}); stop it, or start a run of your own"
+            )
+
+    # -- steps ------------------------------------------------------------------------------
+
+    async def step(self) -> StepDone:
+        """One optimizer step, from the first microbatch to a replica of each stage applying it."""
+        started = anyio.current_time()
+        t = self.mark.t
+        batch = self.manifest.batch
+        flight = self._flight([self._journey(m) for m in range(batch.microbatches)])
+        closings = [self._closing(stage) for stage in range(self.stages)]
+        step = Step(
+            flight,
+            closings,
+            ready=self.ready,
+            stamps=self.stamps,
+            to=Mark(self.term, t + 1),
+            decider=self._decider(t),
+        )
+        await self._drive(step)
+        decision = step.decision
+        assert decision is not None
+        self.last_decision = decision
+        self.mark = decision.to
+        self.applied += not decision.update.skip
+        self._tell_skip(decision)
+        return StepDone(
+            step=t,
+            loss=decision.loss,
+            samples=batch.microbatches * batch.microbatch,
+            seconds=anyio.current_time() - started,
+            lr=decision.update.lr,
+            norm=decision.norm,
+            skipped=decision.update.skip,
+            resent=flight.resent,
+            counts=tuple(dict(counts) for counts in decision.counts),
+        )
+
+    async def evaluate(self, microbatches: int) -> float:
+        """Mean loss over held-out microbatches at the present mark."""
+        flight = self._flight([self._journey(m, evaluation=True) for m in range(microbatches)])
+        await self._drive(Evaluation(flight, self.stages, ready=self.ready))
+        # A part of the loss is scaled by the microbatch's share of a whole batch.
+        return flight.loss() * self.manifest.batch.microbatches / microbatches
+
+    async def _drive(self, work: Step | Evaluation) -> None:
+        self.work = work
+        while not work.finished:
+            self._check()
+            now = anyio.current_time()
+            for do in work.advance(now):
+                self.instructions.carry_out(work, do)
+            if not work.finished:
+                await self._pause(work.deadline())
+        for do in work.advance(anyio.current_time()):
+            if isinstance(do, Remove):
+                self.instructions.carry_out(work, do)
+
+    def lose(self, replica: Replica, reason: str, *, quietly: bool = False) -> None:
+        """``replica`` is silent, or gone: whatever is going on goes on without it."""
+        now = anyio.current_time()
+        work = self.work
+        if work is not None and not work.finished:
+            work.remove(replica, reason, now)
+        elif not quietly:
+            self.instructions.remove(Remove(replica, reason))
+        self.wake()
+
+    def _journey(self, m: int, *, evaluation: bool = False) -> Journey:
+        answer_s = self.manifest.periods.silence_s
+        return Journey(m, self.stages, answer_s=answer_s, evaluation=evaluation)
+
+    def _flight(self, journeys: Sequence[Journey]) -> Flight:
+        return Flight(
+            journeys,
+            self.mark,
+            wiring=self.wiring,
+            window=self._sized_window(),
+            pace=self.pace,
+            stamps=self.stamps,
+            rng=self.rng,
+        )
+
+    def _sized_window(self) -> Window:
+        """Twice as many microbatches in flight as there are replicas, unless the manifest says."""
+        limits, most = self.manifest.limits, self.manifest.batch.microbatches
+        if self._window is None:
+            replicas = sum(len(self.ready(stage)) for stage in range(self.stages))
+            size = limits.window or max(2 * self.stages, 2 * replicas)
+            self._window = Window(min(size, most), least=min(self.stages, most), most=most)
+        return self._window
+
+    def _closing(self, stage: int) -> Closing:
+        periods = self.manifest.periods
+        limit_s = 2 * periods.silence_s + self.admissions.averaging_s(stage)
+        return Closing(stage, limit_s=limit_s, answer_s=periods.silence_s)
+
+    def _decider(self, t: int) -> Callable[[Sequence[float], bool], tuple[Update, float]]:
+        optimizer, applied = self.manifest.optimizer, self.applied
+
+        def decide(squared_norms: Sequence[float], finite: bool) -> tuple[Update, float]:
+            norm = global_norm(squared_norms) if finite else float("nan")
+            return make_update(optimizer, t, applied, squared_norms, finite), norm
+
+        return decide
+
+    def _tell_skip(self, decision: Decision) -> None:
+        if decision.update.skip:
+            self.on_event(
+                f"step {decision.mark.t} was skipped: two replicas found the same gradient not "
+                "finite (lower the learning rate, or look at the data)"
+            )
+
+    # -- what comes in ----------------------------------------------------------------------
+
+    async def handle(self, sender: PeerId, frame: Frame) -> Frame:
+        """The transport's handler: never raises for anything that was received."""
+        try:
+            message = msg.parse_request(frame.header)
+        except BadInput as error:
+            return Frame(msg.header(msg.Refused(reason=str(error)[:500])))
+        return Frame(msg.header(self._answer(sender, message)))
+
+    def _answer(self, sender: PeerId, message: msg.AnyRequest) -> msg.Message:
+        if message.run != self.manifest.run_id:
+            return msg.Refused(reason=f"this peer leads run {self.manifest.run_id}")
+        if isinstance(message, msg.Question):
+            return msg.Status(
+                boot=self.me.boot,
+                role="trainer",
+                mark=self.mark,
+                term=self.term.number,
+                term_boot=self.term.boot,
+            )
+        if not isinstance(message, msg.Receipt | msg.Failed | msg.Vote | msg.Trouble | msg.Goodbye):
+            return msg.Refused(reason=f"{message.kind} is not for a trainer")
+        replica = Replica(sender, message.boot)
+        member = self.roster.get(replica)
+        if member is None:
+            return msg.Refused(reason="not a member of this run")
+        self._take(replica, member.stage, message)
+        self.wake()
+        return msg.Ok()
+
+    def _take(
+        self,
+        replica: Replica,
+        stage: int,
+        message: msg.Receipt | msg.Failed | msg.Vote | msg.Trouble | msg.Goodbye,
+    ) -> None:
+        now = anyio.current_time()
+        if isinstance(message, msg.Goodbye):
+            self.admissions.gone(replica, f"left: {message.reason}")
+        elif self.work is None:
+            return
+        elif isinstance(message, msg.Receipt):
+            self._receipt(replica, stage, message, now)
+        elif isinstance(message, msg.Failed):
+            self.work.failed(message.m, message.stamp, message.reason, now)
+            self.work.unreachable(message.skipped)
+        elif isinstance(self.work, Step):
+            if isinstance(message, msg.Vote):
+                vote = Vote(message.round, message.digest, message.squared_norm, message.finite)
+                self.work.vote(replica, vote, stage=stage)
+            else:
+                self.work.trouble(message.round, now, stage=stage)
+
+    def _receipt(self, replica: Replica, stage: int, message: msg.Receipt, now: float) -> None:
+        heard = self.heard.setdefault(replica, Heard())
+        heard.last_work, heard.queued = now, message.queued
+        heard.counted += message.verdict == "counted"
+        for name in ("queue_s", "compute_s", "link_s"):
+            heard.phases[name] = heard.phases.get(name, 0.0) + getattr(message, name)
+        blamed, at = (message.blame, stage) if message.blame else (None, stage)
+        if blamed is not None:
+            # Its input was not finite: whoever sent it has to be looked at, not the receiver.
+            at = stage - 1 if message.pass_ == "forward" or stage == self.stages - 1 else stage + 1
+            if not 0 <= at < self.stages or blamed not in self.ready(at):
+                blamed, at = None, stage
+        if self.work is None:
+            return
+        receipt = Receipt(
+            stamp=message.stamp,
+            m=message.m,
+            stage=at,
+            replica=blamed or replica,
+            kind=Kind(message.pass_),
+            verdict=message.verdict,
+            queue_s=message.queue_s,
+            compute_s=message.compute_s,
+            link_s=message.link_s,
+            loss=message.loss,
+            busy=message.busy,
+            skipped=tuple(message.skipped),
+        )
+        if receipt.verdict == "not finite":
+            self.on_event(f"{receipt.replica.peer[-6:]} (stage {at}): something not finite")
+        self.work.receipt(receipt, now)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def finish(self, reason: str) -> None:
+        """Tell every replica that the run is over."""
+
+        async def tell(replica: Replica) -> None:
+            message = msg.Finish(
+                run=self.manifest.run_id, to=replica.boot, stamp=self.stamps.take(), reason=reason
+            )
+            try:
+                await self.caller.call(replica.peer, message, timeout_s=2.0)
+            except SwarmError as error:
+                log.debug("%s did not hear the end: %s", replica.peer, error)
+
+        async with anyio.create_task_group() as tasks:
+            for member in self.roster.all():
+                tasks.start_soon(tell, member.replica)
