@@ -18,6 +18,8 @@ class Directory(Protocol):
     async def announce(self, key: str, subkey: str, value: bytes, *, ttl_s: float) -> bool:
         """Store ``value`` for ``ttl_s`` seconds, replacing an older one of the same subkey.
 
+        The subkey is the announcing peer's id. Use one ``ttl_s`` for a subkey all the time: where
+        the older value would live longer than the new one, the new one lives as long as it.
         Returns whether anyone stored it. Never raises for want of peers.
         """
         ...
@@ -27,7 +29,10 @@ class Directory(Protocol):
         ...
 
     def watch(self, key: str, *, period_s: float) -> AsyncIterator[dict[str, bytes]]:
-        """The result of ``lookup(key)``, now and then every ``period_s`` seconds, for ever."""
+        """The result of ``lookup(key)``, now and then every ``period_s`` seconds, for ever.
+
+        Close the iterator (``contextlib.aclosing``) when done with it early.
+        """
         ...
 
     async def close(self) -> None:
