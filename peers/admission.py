@@ -13,7 +13,7 @@ from peers import messages as msg
 from swarm.core.roster import Admission, Member, State
 from swarm.core.step import Decide, Step
 from swarm.errors import BadInput, TransportError
-from swarm.types import Mark, Replica, Term
+from swarm.types import Replica, Term
 
 if TYPE_CHECKING:
     from dht.directory import Directory
@@ -75,8 +75,9 @@ class Admissions:
 
     def ask(self) -> None:
         """Ask all that are due."""
-        for member in self._trainer.roster.to_ask(anyio.current_time(), self._trainer.mark):
-            self._trainer.tasks.start_soon(self._ask, member)
+        trainer = self._trainer
+        for member in trainer.roster.to_ask(anyio.current_time(), trainer.mark):
+            trainer.tasks.start_soon(self._ask, member)
 
     async def _ask(self, member: Member) -> None:
         trainer, replica = self._trainer, member.replica
@@ -96,9 +97,15 @@ class Admissions:
         trainer = self._trainer
         if Term(answer.term, answer.term_boot) > trainer.term:
             self._outrank(answer.term)
+        member = trainer.roster.get(replica)
+        if member is not None:
+            self._lengths[member.stage] = answer.values
         step = trainer.work
         decision = step.decision if isinstance(step, Step) else None
         decision = decision or trainer.last_decision
+        if decision is not None and answer.mark == decision.to:
+            trainer.instructions.applied(replica, decision)
+            return
         if decision is not None and answer.mark == decision.mark and self._follows(replica):
             # It may hold the sum that the decision names: a reset would throw it away.
             await trainer.instructions.decide(Decide(replica, decision))
@@ -151,7 +158,9 @@ class Admissions:
 
     def _say_behind(self, replica: Replica) -> None:
         member = self._trainer.roster.get(replica)
-        if member is not None and replica not in self._said:
+        if member is None or member.state is not State.BEHIND:
+            return
+        if replica not in self._said:
             self._said[replica] = member.note
             self._trainer.on_event(
                 f"{replica.peer[-6:]} (stage {member.stage}) {member.note}: it waits, since "
@@ -160,14 +169,11 @@ class Admissions:
 
     # -- what is known of a stage -----------------------------------------------------------
 
-    def lengths(self, lengths: dict[int, int]) -> None:
-        """How many values each stage's gradient has."""
-        self._lengths = lengths
-
     def averaging_s(self, stage: int) -> float:
         """How long averaging a stage may take on the slowest link that is allowed for."""
         wire = 8 if self._trainer.manifest.reproducible.enabled else 4
         return 2 * wire * self._lengths.get(stage, 0) / self._trainer.caller.BYTES_PER_S
 
-    def at(self, mark: Mark) -> list[Member]:
-        return [m for m in self._trainer.roster.all() if m.mark == mark]
+    def values(self, stage: int) -> int:
+        """How many values the stage's gradient has, by its replicas' word."""
+        return self._lengths.get(stage, 0)

@@ -291,7 +291,8 @@ class Averager:
             if not self._alive:
                 return msg.Refused(reason="that round has ended here")
             return None
-        if bar is None or message.round > bar:
+        if bar is None or message.round >= bar:
+            # Its prepare is on its way, or has just been obeyed and the round is being set up.
             return msg.Busy(reason="not yet in that round")
         return msg.Refused(reason="that round is dead")
 

@@ -17,7 +17,7 @@ from swarm.core.evaluation import Evaluation
 from swarm.core.flight import Launch
 from swarm.core.hop import Hop, Outcome, Tell
 from swarm.core.journey import Ask
-from swarm.core.step import Decide, Instruction, Probe, Remove, Reset, Step
+from swarm.core.step import Decide, Decision, Instruction, Probe, Remove, Reset, Step
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica
 
@@ -196,19 +196,30 @@ class Instructions:
         message = msg.Decide.of(
             do.decision, trainer.stamps.take(), trainer.manifest.run_id, replica.boot
         )
-        member = trainer.roster.get(replica)
+        trainer.roster.asking(replica, True)
         answer = await self._insist(replica, message, "did not answer a decision")
-        if not isinstance(answer, msg.At) or member is None:
+        trainer.roster.asking(replica, False)
+        if not isinstance(answer, msg.At):
             return
-        in_time = trainer.mark in (do.decision.mark, do.decision.to)
-        if answer.mark == do.decision.to and in_time:
-            trainer.roster.admitted(replica, do.decision.to)
-            if isinstance(trainer.work, Step) and trainer.work.decision is do.decision:
-                trainer.work.applied(replica, stage=member.stage)
+        if answer.mark == do.decision.to:
+            self.applied(replica, do.decision)
         else:
             trainer.lose(replica, "cannot apply the decision")
             trainer.roster.behind(replica, answer.mark, anyio.current_time())
         trainer.wake()
+
+    def applied(self, replica: Replica, decision: Decision) -> None:
+        """``replica`` is at the decision's mark. Too late, it is asked where it is, and waits."""
+        trainer = self._trainer
+        member = trainer.roster.get(replica)
+        if member is None:
+            return
+        if trainer.mark not in (decision.mark, decision.to):
+            trainer.roster.behind(replica, decision.to, anyio.current_time())
+            return
+        trainer.roster.admitted(replica, decision.to)
+        if isinstance(trainer.work, Step) and trainer.work.decision is decision:
+            trainer.work.applied(replica, stage=member.stage)
 
     async def _insist(
         self, replica: Replica, message: msg.Message, else_removed: str

@@ -406,7 +406,8 @@ class Status(Message):
     mark: WireMark | None = None
     term: Annotated[int, Field(ge=0, le=MAX_INT)] = 0
     term_boot: Boot = ""
-    note: Text = ""
+    values: Annotated[int, Field(ge=0, le=1 << 48)] = 0
+    """How many values the stage's gradient has."""
 
 
 class Holds(Message):

@@ -11,20 +11,19 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from dht.directory import Directory
-from dht.identity import Identity
 from dht.records import PeerRecord, PeerState, decode_all, encode, stage_key
 from peers import messages as msg
+from peers.entering import Entered
 from peers.executor import Executor
 from peers.replica import ReplicaServer
 from peers.rpc import Caller
 from peers.stage import StageOwner
-from peers.transport import Transport
 from swarm import __version__
 from swarm.core.placement import least_served
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.model.spec import ModelSpec
-from swarm.types import FRESH, Boot, Replica
+from swarm.types import FRESH, Replica
 
 log = logging.getLogger("swarm.node")
 
@@ -45,18 +44,16 @@ class Node:
         spec: ModelSpec,
         stage: int,
         *,
-        transport: Transport,
-        directory: Directory,
-        identity: Identity,
+        swarm: Entered,
         executor: Executor,
-        boot: Boot,
         rng: random.Random,
         say: Callable[[str], None] = log.info,
     ) -> None:
         self.manifest, self.stage = manifest, stage
-        self.me = Replica(identity.peer_id, boot)
-        self._spec, self._transport, self._directory = spec, transport, directory
-        self._identity, self._executor, self._rng, self._say = identity, executor, rng, say
+        self.me = Replica(swarm.identity.peer_id, swarm.boot)
+        self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
+        self._identity, self._executor = swarm.identity, executor
+        self._rng, self._say = rng, say
         self._sequence = 0
         self.server: ReplicaServer | None = None
 
@@ -72,7 +69,7 @@ class Node:
             tasks.start_soon(self._watch_quiet)
             self._say(
                 f"stage {self.stage}: {owner.model.length:,} parameters, layers "
-                f"{owner.model.layers.start} to {owner.model.layers.stop - 1}; waiting for a trainer"
+                f"{owner.model.layers.start} to {owner.model.layers.stop - 1}; waits for a trainer"
             )
             task_status.started()
             try:

@@ -156,6 +156,7 @@ class ReplicaServer:
             mark=self.mark,
             term=term.number,
             term_boot=term.boot,
+            values=self.host.stage.model.length,
         )
 
     async def _cancel(self, message: msg.Cancel) -> msg.Message:

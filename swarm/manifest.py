@@ -11,6 +11,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -126,7 +127,7 @@ class Manifest(Section):
         tree = self.model_dump(mode="json")
         return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """The first 32 hexadecimal digits of the SHA-256 of the canonical form."""
         return hashlib.sha256(self.canonical()).hexdigest()[:32]

@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 
 from dht.identity import Identity
 from dht.memory import MemoryDirectory, MemoryDirectoryStore
+from peers.entering import Entered
 from peers.executor import InlineExecutor
 from peers.faults import FaultPlan, FaultyTransport
 from peers.memory import MemoryNetwork, MemoryTransport
@@ -98,11 +99,8 @@ class World:
             self.manifest,
             model_spec(self.manifest, {DIGITS}),
             stage,
-            transport=transport,
-            directory=MemoryDirectory(self.store),
-            identity=me,
+            swarm=Entered(me, f"{self.started:016x}", transport, MemoryDirectory(self.store)),
             executor=executor,
-            boot=f"{self.started:016x}",
             rng=random.Random(self.seed * 1000 + self.started),
             say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
         )

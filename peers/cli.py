@@ -1,0 +1,178 @@
+"""The command ``swarm``. Everything heavy is imported when a command runs, so help is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from peers.entering import Entry
+
+app = typer.Typer(
+    name="swarm",
+    help="Train one large model on many unreliable machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+KEYS = Path("~/.swarm")
+
+RunFile = Annotated[
+    Path, typer.Argument(help="The run's manifest (TOML); see README.", metavar="run.toml")
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Optimizer steps; overrides run.steps.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Run directory for metrics, plot and weights.", metavar="DIR")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-model",
+        help="Allow this code of yours to be run as model or data source. Repeatable.",
+        metavar="module:function",
+    ),
+]
+Listen = Annotated[
+    list[str] | None,
+    typer.Option(help="Multiaddr to listen on, e.g. /ip4/0.0.0.0/tcp/31000. Repeatable."),
+]
+Announce = Annotated[
+    list[str] | None,
+    typer.Option(help="Multiaddr to tell others, if it differs (NAT, port mapping). Repeatable."),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from swarm import __version__
+
+        print(f"swarm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train one large model on many unreliable machines."""
+
+
+@app.command()
+def local(
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Manifest; default: a small GPT on Python's sources.", metavar="[run.toml]"
+        ),
+    ] = None,
+    steps: Steps = None,
+    out: Out = None,
+    stages: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Node processes per stage.")] = 2,
+    allow_model: Allow = None,
+) -> None:
+    """Train on a swarm of processes on this machine, and show it.
+
+    Starts a coordinator and stages x replicas nodes, each a process with its own identity, on
+    loopback. Ctrl-C ends them all.
+    """
+    from peers.commands import run_local_command
+
+    run_local_command(
+        manifest, steps=steps, out=out, stages=stages, replicas=replicas, allow=allow_model or []
+    )
+
+
+@app.command()
+def coordinator(
+    manifest: RunFile,
+    steps: Steps = None,
+    out: Out = None,
+    listen: Listen = None,
+    announce: Announce = None,
+    identity: KeyFile = None,
+    allow_model: Allow = None,
+) -> None:
+    """Start a run: open a swarm, print the line that volunteers paste, train, keep the model."""
+    from peers.commands import run_coordinator_command
+
+    run_coordinator_command(
+        manifest,
+        steps=steps,
+        out=out,
+        entry=_entry(identity, "coordinator.key", listen, announce, []),
+        allow=allow_model or [],
+    )
+
+
+@app.command()
+def node(
+    join: Annotated[
+        list[str],
+        typer.Option(help="Address of the coordinator or any peer: /ip4/.../p2p/ID. Repeatable."),
+    ],
+    stage: Annotated[
+        int | None,
+        typer.Option(help="Stage to serve; default: the one with the fewest replicas."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for computing.")] = 1,
+    listen: Listen = None,
+    announce: Announce = None,
+    identity: KeyFile = None,
+    allow_model: Allow = None,
+) -> None:
+    """Serve one stage of a run until it is over. Ctrl-C leaves."""
+    from peers.commands import run_node_command
+
+    run_node_command(
+        _entry(identity, "identity.key", listen, announce, join),
+        stage=stage,
+        run=run,
+        threads=threads,
+        allow=allow_model or [],
+    )
+
+
+@app.command()
+def reference(
+    manifest: RunFile, steps: Steps = None, out: Out = None, allow_model: Allow = None
+) -> None:
+    """Train the same run in this one process: what a swarm's losses are compared with."""
+    from peers.commands import run_reference_command
+
+    run_reference_command(manifest, steps=steps, out=out, allow=allow_model or [])
+
+
+def _entry(
+    identity: Path | None,
+    default_key: str,
+    listen: list[str] | None,
+    announce: list[str] | None,
+    join: list[str],
+) -> Entry:
+    from peers.entering import DEFAULT_LISTEN, Entry
+
+    return Entry(
+        identity=(identity or KEYS / default_key).expanduser(),
+        listen=tuple(listen or [DEFAULT_LISTEN]),
+        announce=tuple(announce or []),
+        join=tuple(join),
+    )
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    app(prog_name="swarm")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What the subcommands of ``swarm`` do; what the user can mend ends in one line and exit 2."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
+from peers.entering import Entry
+from peers.local import LOOPBACK, run_local
+from peers.plots import plot_run
+from peers.rundir import RunDirectory
+from peers.running import CANNOT_START, run_command, set_up_logging
+from peers.status import Monitor
+from peers.view import LiveView
+from peers.volunteer import NodeOptions, serve
+from swarm.errors import UserError
+from swarm.manifest import Manifest, default_manifest
+from swarm.reference import StepResult, run_reference
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """One line and exit code 2 for what the user can mend."""
+    try:
+        yield
+    except UserError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        raise SystemExit(CANNOT_START) from None
+
+
+def _load(path: Path | None, steps: int | None, changes: dict[str, object]) -> Manifest:
+    manifest = default_manifest() if path is None else Manifest.load(path)
+    if steps is not None:
+        changes = {**changes, "run.steps": steps}
+    return manifest.changed(changes) if changes else manifest
+
+
+def run_local_command(
+    path: Path | None,
+    *,
+    steps: int | None,
+    out: Path | None,
+    stages: int | None,
+    replicas: int,
+    allow: Sequence[str],
+) -> None:
+    set_up_logging()
+    with user_errors():
+        changes: dict[str, object] = {"start.replicas": replicas, "trainers": []}
+        if stages is not None:
+            changes |= {"stages.count": stages, "stages.cuts": []}
+        plan = plan_run(_load(path, steps, changes), allow)
+        torch.set_num_threads(1)
+        out = RunDirectory.create(out, name=plan.manifest.name).path
+    with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
+        entry = Entry(identity=Path(keys) / "coordinator.key", listen=(LOOPBACK,))
+        monitor = Monitor(view)
+        result = run_command(
+            partial(run_local, plan, replicas=replicas, out=out, monitor=monitor, entry=entry)
+        )
+    _tell_result(result)
+
+
+def run_coordinator_command(
+    path: Path, *, steps: int | None, out: Path | None, entry: Entry, allow: Sequence[str]
+) -> None:
+    set_up_logging()
+    with user_errors():
+        plan = plan_run(_load(path, steps, {}), allow)
+    with LiveView(console) as view:
+        coordinator = Coordinator(plan, out=out, monitor=Monitor(view), on_open=_print_join_line)
+        result = run_command(partial(coordinator.run, entry))
+    _tell_result(result)
+
+
+def _print_join_line(manifest: Manifest, addresses: list[str]) -> None:
+    joins = " ".join(f"--join {address}" for address in addresses)
+    console.print(
+        f"run {manifest.name} ({manifest.run_id}) is open. On each volunteer's machine:\n\n"
+        f"    swarm node {joins}\n",
+        soft_wrap=True,
+    )
+    if all("/ip4/127." in address or "/ip6/::1/" in address for address in addresses):
+        console.print(
+            "These addresses reach this machine only; listen on others with "
+            "--listen /ip4/0.0.0.0/tcp/PORT",
+            style="yellow",
+        )
+
+
+def run_node_command(
+    entry: Entry, *, stage: int | None, run: str, threads: int, allow: Sequence[str]
+) -> None:
+    set_up_logging()
+    say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
+    options = NodeOptions(entry, stage, run, threads, frozenset(allow))
+    reason = run_command(partial(serve, options, say))
+    say(f"finished: {reason}")
+
+
+def run_reference_command(
+    path: Path, *, steps: int | None, out: Path | None, allow: Sequence[str]
+) -> None:
+    import time
+
+    with user_errors():
+        plan = plan_run(_load(path, steps, {}), allow)
+        directory = RunDirectory.create(out, name=f"{plan.manifest.name}-reference")
+        directory.write_manifest(plan.manifest)
+        with _progress() as progress:
+            task = progress.add_task("", total=plan.manifest.run.steps)
+
+            def on_step(result: StepResult) -> None:
+                directory.append_metrics(_reference_metrics(result))
+                rate = result.samples / result.seconds
+                progress.update(
+                    task, advance=1, description=f"loss {result.loss:.4f}  {rate:.1f} samples/s"
+                )
+
+            run = run_reference(
+                plan.manifest,
+                steps=plan.manifest.run.steps,
+                clock=time.perf_counter,
+                allow=plan.allow,
+                on_step=on_step,
+            )
+    for stage, model in enumerate(run.stages):
+        directory.write_weights(stage, model.tensors(), {"stage": str(stage)})
+    plot_run(directory.read_metrics(), directory.plot_path, plan.manifest.name)
+    directory.write_summary({"steps": len(run.results), "weights_sha256": run.sha256})
+    _tell(directory, run.sha256)
+
+
+def _reference_metrics(result: StepResult) -> dict[str, object]:
+    metrics: dict[str, object] = {
+        name: getattr(result, name)
+        for name in ("step", "loss", "samples", "seconds", "lr", "norm", "skipped")
+    }
+    if result.eval_loss is not None:
+        metrics["eval_loss"] = result.eval_loss
+    return metrics
+
+
+def _progress() -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _tell_result(result: Result) -> None:
+    if result.sample:
+        console.print("\nA sample of the model's text:", style="bold")
+        text = (PROMPT + result.sample).decode("utf-8", "replace")
+        console.print(
+            "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text), markup=False
+        )
+    _tell(result.directory, result.sha256)
+
+
+def _tell(directory: RunDirectory, sha256: str) -> None:
+    console.print(f"\nweights SHA-256 {sha256}")
+    console.print(f"metrics, plot and weights are in {directory.path}", soft_wrap=True)
+
+
+__all__ = [
+    "Plan",
+    "run_coordinator_command",
+    "run_local_command",
+    "run_node_command",
+    "run_reference_command",
+]

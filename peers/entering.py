@@ -1,0 +1,144 @@
+"""How a process enters a swarm: identity, transport, directory, and the run that is found there."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from dht.directory import Directory
+from dht.identity import Identity, hold
+from dht.records import RunRecord, decode_all, runs_key
+from peers.transport import Transport
+from peers.wire import Limits
+from swarm.errors import BootstrapError, ConfigError, IdentityError
+from swarm.manifest import Manifest
+from swarm.types import Boot
+
+log = logging.getLogger("swarm")
+
+FIND_RUN_S = 12.0
+"""How long to look for the run's manifest once the swarm has been entered."""
+
+DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/0"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How to enter: the options that node and coordinator share."""
+
+    identity: Path
+    listen: tuple[str, ...] = (DEFAULT_LISTEN,)
+    announce: tuple[str, ...] = ()
+    join: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Entered:
+    """A process inside a swarm."""
+
+    identity: Identity
+    boot: Boot
+    transport: Transport
+    directory: Directory
+    addresses: list[str] = field(default_factory=list)
+
+
+def new_boot() -> Boot:
+    return secrets.token_hex(8)
+
+
+@asynccontextmanager
+async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
+    """Enter the swarm, and leave it at the end.
+
+    Raises:
+        IdentityError, AddressError, BootstrapError: one line that says what to do.
+    """
+    # Imported here: hivemind takes seconds, and errors in flags should not wait for it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dht.hivemind_dht import HivemindDirectory
+        from peers.p2pd import P2pdTransport, identity_taken
+
+    identity, created = Identity.load_or_create(entry.identity)
+    if created:
+        log.info("new identity %s in %s: keep a copy", identity.peer_id, entry.identity)
+    with hold(entry.identity):
+        if entry.join and not created and await identity_taken(identity.peer_id, entry.join):
+            raise IdentityError(
+                f"{entry.identity}: a live process elsewhere uses this key; stop it, or give "
+                "this one a key of its own with --identity FILE"
+            )
+        transport = await P2pdTransport.create(
+            identity_path=entry.identity,
+            listen=entry.listen,
+            announce=entry.announce or None,
+            initial_peers=entry.join,
+            limits=limits,
+        )
+        try:
+            directory = await HivemindDirectory.create(transport.p2p, entry.join)
+            try:
+                yield Entered(identity, new_boot(), transport, directory, transport.addresses())
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(3):
+                    await directory.close()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+                await transport.close()
+
+
+async def find_run(swarm: Entered, join: Sequence[str], run_id: str = "") -> Manifest:
+    """The manifest of the run that this swarm trains.
+
+    The run of the peer in a ``join`` address is preferred; ``run_id`` picks one of several.
+
+    Raises:
+        BootstrapError: none was found, or several.
+    """
+    deadline = anyio.current_time() + FIND_RUN_S
+    owners = {address.rsplit("/p2p/", 1)[-1] for address in join}
+    while True:
+        found, _ = decode_all(await swarm.directory.lookup(runs_key()), key=runs_key())
+        runs = [run for run in found if isinstance(run, RunRecord)]
+        if run_id:
+            runs = [run for run in runs if run.run_id == run_id]
+        elif len(runs) > 1:
+            runs = [run for run in runs if run.peer in owners] or runs
+        if len(runs) == 1:
+            return _checked(runs[0])
+        if anyio.current_time() >= deadline:
+            break
+        await anyio.sleep(0.3)
+    where = ", ".join(join)
+    if runs:
+        names = ", ".join(run.run_id for run in runs)
+        raise BootstrapError(
+            f"{where}: several runs are announced there; choose with --run: {names}"
+        )
+    wanted = f"run {run_id}" if run_id else "no run"
+    raise BootstrapError(
+        f"{where}: the swarm answers, but {wanted} is {'not ' if run_id else ''}announced in it; "
+        "is its coordinator up?"
+    )
+
+
+def _checked(record: RunRecord) -> Manifest:
+    manifest = Manifest.from_canonical(record.manifest)
+    if manifest.run_id != record.run_id:
+        raise ConfigError("run", record.run_id, f"the hash of its manifest, {manifest.run_id}")
+    return manifest
+
+
+def wire_limits(manifest: Manifest) -> Limits:
+    """The longest header and payload that peers of this run send or take."""
+    return Limits(
+        header_bytes=manifest.limits.header_bytes, payload_bytes=manifest.limits.payload_bytes
+    )

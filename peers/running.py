@@ -1,0 +1,107 @@
+"""How a command runs: an event loop, signals that end it in order, errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from swarm.errors import SwarmError, UserError
+
+T = TypeVar("T")
+
+INTERRUPTED = 130
+FAILED = 1
+CANNOT_START = 2
+
+
+PARENT_VARIABLE = "SWARM_PARENT_PID"
+"""A process that finds this in its environment ends when that parent is gone."""
+
+
+class Interrupted(Exception):
+    """The user, or the system, asked the process to end."""
+
+
+def run_command(main: Callable[[], Awaitable[T]]) -> T:
+    """Run ``main`` on asyncio; SIGINT and SIGTERM cancel it, a second one ends at once.
+
+    Exits with 2 for what the user can mend at the start, 1 for a run that failed, 130 when
+    interrupted; always with one line on standard error, never a traceback for what is expected.
+    """
+    try:
+        return anyio.run(_guarded, main, backend="asyncio")
+    except Interrupted:
+        sys.stderr.write("stopped\n")
+        raise SystemExit(INTERRUPTED) from None
+    except BaseException as error:
+        expected = expected_error(error)
+        if expected is None:
+            raise
+        sys.stderr.write(f"error: {expected}\n")
+        code = CANNOT_START if isinstance(expected, UserError) else FAILED
+        raise SystemExit(code) from None
+
+
+async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
+    result: list[T] = []
+    signals = 0
+
+    async with anyio.create_task_group() as tasks:
+
+        def on_signal() -> None:
+            nonlocal signals
+            signals += 1
+            if signals > 1:
+                os._exit(INTERRUPTED)
+            tasks.cancel_scope.cancel()
+
+        async def watch_parent() -> None:
+            parent = os.environ.get(PARENT_VARIABLE, "")
+            while parent.isdigit():
+                await anyio.sleep(1)
+                if os.getppid() != int(parent):
+                    on_signal()
+                    return
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        tasks.start_soon(watch_parent)
+        result.append(await main())
+        tasks.cancel_scope.cancel()
+    if not result:
+        raise Interrupted
+    return result[0]
+
+
+def expected_error(error: BaseException) -> SwarmError | None:
+    """The first error of ours in ``error`` or the groups that it is made of."""
+    if isinstance(error, SwarmError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = expected_error(inner)
+            if found is not None:
+                return found
+    return None
+
+
+def set_up_logging() -> None:
+    """One line an event on standard error; other libraries only when something is wrong.
+
+    ``SWARM_LOG_LEVEL=debug`` in the environment shows more.
+    """
+    level = os.environ.get("SWARM_LOG_LEVEL", "info").upper()
+    level = level if level in logging.getLevelNamesMapping() else "INFO"
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True
+    )
+    for name in ("swarm", "peers", "dht"):
+        logging.getLogger(name).setLevel(level)

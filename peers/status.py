@@ -1,0 +1,143 @@
+"""What a person sees of a run: the trainer's state as a ``RunView``, a few times a second."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from peers.runview import ReplicaView, RunView, StageView
+from peers.trainer import Heard, StepDone, Trainer
+from peers.view import LiveView
+from swarm.core.evaluation import Evaluation
+from swarm.core.roster import Member, State
+from swarm.core.wiring import Load
+
+REFRESH_S = 0.25
+RECENT = 10
+"""Steps over which the rate is averaged."""
+
+
+class Monitor:
+    """Collects events and steps; draws them on ``view`` if there is one."""
+
+    def __init__(self, view: LiveView | None = None) -> None:
+        self.phase = ""
+        self._view = view
+        self._trainer: Trainer | None = None
+        self._events: deque[str] = deque(maxlen=50)
+        self._losses: deque[float] = deque(maxlen=500)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._steps = 0
+        self._began = 0.0
+
+    def attach(self, trainer: Trainer) -> None:
+        self._trainer, self._began = trainer, anyio.current_time()
+
+    def event(self, line: str) -> None:
+        """Something happened that a person should know."""
+        self._events.append(line)
+        self.refresh()
+
+    def step_done(self, done: StepDone) -> None:
+        self._steps = done.step + 1
+        self._losses.append(done.loss)
+        self._recent.append((done.samples, done.seconds))
+        self.refresh()
+
+    def refresh(self) -> None:
+        if self._view is not None and self._trainer is not None:
+            self._view.update(self.look())
+
+    async def refresh_for_ever(self) -> None:
+        while True:
+            self.refresh()
+            await anyio.sleep(REFRESH_S)
+
+    def look(self) -> RunView:
+        """The run at this moment."""
+        trainer = self._trainer
+        assert trainer is not None
+        manifest, now = trainer.manifest, anyio.current_time()
+        seconds = sum(seconds for _, seconds in self._recent)
+        samples = sum(samples for samples, _ in self._recent)
+        return RunView(
+            name=manifest.name,
+            run_id=manifest.run_id,
+            step=self._steps,
+            steps=manifest.run.steps,
+            loss=self._losses[-1] if self._losses else None,
+            losses=tuple(self._losses),
+            samples_per_s=samples / seconds if seconds else 0.0,
+            started_s_ago=now - self._began,
+            phase=self._phase(trainer),
+            stages=tuple(_stage(trainer, stage, now) for stage in range(trainer.stages)),
+            events=tuple(self._events),
+            warnings=self._warnings(trainer),
+        )
+
+    def _phase(self, trainer: Trainer) -> str:
+        if self.phase != "waiting for replicas":
+            return self.phase
+        need = manifest_need(trainer)
+        lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
+        return f"waiting for replicas: {', '.join(lacks)}" if lacks else "starting"
+
+    def _warnings(self, trainer: Trainer) -> tuple[str, ...]:
+        if trainer.work is None:
+            return ()
+        warnings = []
+        for stage in range(trainer.stages):
+            ready = [m for m in trainer.roster.all() if m.stage == stage and _serves(m)]
+            if not ready:
+                warnings.append(
+                    f"stage {stage} has no replica: the run waits until one that was at step "
+                    f"{trainer.mark.t} is back"
+                )
+            elif len(ready) == 1 and trainer.manifest.start.replicas > 1:
+                warnings.append(f"stage {stage} has one replica left")
+        return tuple(warnings)
+
+
+def _serves(member: Member) -> bool:
+    """It takes part, even if it is just applying a decision."""
+    return member.state is State.READY
+
+
+def manifest_need(trainer: Trainer) -> int:
+    """How many replicas each stage needs for a start."""
+    return trainer.manifest.start.replicas
+
+
+def _stage(trainer: Trainer, stage: int, now: float) -> StageView:
+    loads = {load.replica: load for load in trainer.wiring.loads(stage)}
+    members = [member for member in trainer.roster.all() if member.stage == stage]
+    total = sum(_counted(trainer, member) for member in members)
+    return StageView(
+        stage,
+        tuple(
+            _replica(trainer, member, loads.get(member.replica), total, now) for member in members
+        ),
+    )
+
+
+def _counted(trainer: Trainer, member: Member) -> int:
+    return trainer.heard.get(member.replica, Heard()).counted
+
+
+def _replica(
+    trainer: Trainer, member: Member, load: Load | None, total: int, now: float
+) -> ReplicaView:
+    heard = trainer.heard.get(member.replica, Heard())
+    late = member.state is State.READY and member.mark != trainer.mark
+    working = not isinstance(trainer.work, Evaluation)
+    return ReplicaView(
+        name=member.replica.peer[-6:],
+        state="applying" if late and working else str(member.state),
+        mark_step=member.mark.t if member.mark is not None else 0,
+        share=_counted(trainer, member) / total if total else 0.0,
+        mean_time_s=load.service_s if load is not None else None,
+        queue=heard.queued,
+        note=member.note,
+        last_work_s_ago=None if heard.last_work is None else now - heard.last_work,
+    )

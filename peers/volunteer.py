@@ -1,0 +1,61 @@
+"""``swarm node``: enter a swarm, learn the run, serve a stage of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peers.entering import Entry, entered, find_run
+from peers.executor import ThreadExecutor
+from peers.node import Node, choose_stage
+from peers.wire import Limits
+from swarm.errors import ConfigError
+from swarm.model.registry import model_spec
+
+log = logging.getLogger("swarm.node")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What ``swarm node`` was asked for. ``stage`` None: the one with the fewest replicas."""
+
+    entry: Entry
+    stage: int | None = None
+    run: str = ""
+    threads: int = 1
+    allow: frozenset[str] = frozenset()
+
+
+async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> str:
+    """Until the run is over; returns why it ended.
+
+    Raises:
+        UserError: one line that says what to do.
+    """
+    say(f"entering the swarm at {', '.join(options.entry.join)}")
+    async with entered(options.entry, Limits()) as swarm:
+        manifest = await find_run(swarm, options.entry.join, options.run)
+        say(f"run {manifest.name} ({manifest.run_id}), this is {swarm.identity.peer_id}")
+        spec = model_spec(manifest, options.allow)
+        stages = manifest.stages.count
+        if options.stage is not None and not 0 <= options.stage < stages:
+            raise ConfigError("--stage", options.stage, f"0 to {stages - 1} in this run")
+        rng = random.Random()
+        stage = options.stage
+        if stage is None:
+            stage = await choose_stage(swarm.directory, manifest, rng)
+        threads = options.threads
+        if manifest.reproducible.enabled:
+            threads = manifest.reproducible.threads
+        node = Node(
+            manifest,
+            spec,
+            stage,
+            swarm=swarm,
+            executor=ThreadExecutor(threads),
+            rng=rng,
+            say=say,
+        )
+        return await node.run()
