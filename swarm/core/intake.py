@@ -6,7 +6,6 @@ needs no room, so something can always move (the last stage waits for nobody).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,13 +49,17 @@ class Intake:
         stage, last_stage: where this is; the last stage needs no contexts.
         queue: how many forwards may wait.
         contexts: how many contexts and forwards that will leave one may be held.
+        answers: how many attempts are remembered in a step; further ones are refused.
     """
 
-    def __init__(self, stage: int, last_stage: int, *, queue: int, contexts: int) -> None:
+    def __init__(
+        self, stage: int, last_stage: int, *, queue: int, contexts: int, answers: int = 1 << 18
+    ) -> None:
         self._stage = stage
         self._last = last_stage
         self._queue_bound = queue
         self._context_bound = contexts
+        self._answer_bound = answers
         self.term = Term(0, "")
         self.mark: Mark | None = None
         self.bar: Stamp | None = None
@@ -65,7 +68,7 @@ class Intake:
         self._running: Job | None = None
         self._contexts: dict[Stamp, Job] = {}
         self._newest: dict[tuple[int, bool], Stamp] = {}
-        self._answers: dict[tuple[Kind, Stamp, int], Reply] = {}
+        self._answers: dict[tuple[Kind, Stamp], tuple[int, Reply]] = {}
         self._taken: set[tuple[Kind, Stamp]] = set()
         self._cancelled: set[Stamp] = set()
         self._freed: list[Stamp] = []
@@ -73,30 +76,38 @@ class Intake:
     # -- what arrives ---------------------------------------------------------------------
 
     def offer(self, job: Job, tries: int, now: float) -> Reply:
-        """Answer a push. The same (attempt, tries) gets the same answer all through the step."""
-        key = (job.kind, job.attempt.stamp, tries)
-        if key in self._answers:
-            return self._answers[key]
-        if (job.kind, job.attempt.stamp) in self._taken:
+        """Answer a push. The same (attempt, tries) gets the same answer all through the step.
+
+        Only the newest try is remembered: a sender tries again only after *busy*.
+        """
+        key = (job.kind, job.attempt.stamp)
+        if key in self._taken:
             return ACCEPTED
-        reply = self._refusal(job) or self._room(job, now)
-        if reply is None:
+        if key in self._answers:
+            newest, reply = self._answers[key]
+            if tries <= newest:
+                return reply if tries == newest else Reply(Outcome.BUSY, "an old try")
+        elif len(self._answers) >= self._answer_bound:
+            return Reply(Outcome.REFUSED, "too many attempts in this step")
+        reply = self._refusal(job) or self._room(job, now) or ACCEPTED
+        if reply is ACCEPTED:
             self._take(job)
-            reply = ACCEPTED
-        self._answers[key] = reply
+        self._answers[key] = (tries, reply)
         return reply
 
     def _refusal(self, job: Job) -> Reply | None:
         attempt = job.attempt
         if attempt.stamp.term < self.term:
-            return Reply(Outcome.REFUSED, f"term {attempt.stamp.term.number} is over")
+            return Reply(Outcome.REFUSED, f"term {self.term.number} is obeyed here")
+        if attempt.stamp.term > self.term:
+            return Reply(Outcome.BUSY, "not yet under this trainer")
         if self.mark is None or attempt.mark > self.mark:
             return Reply(Outcome.BUSY, "not yet at this mark")
         if attempt.mark < self.mark:
             return Reply(Outcome.REFUSED, f"stale: this replica is at step {self.mark.t}")
         if attempt.stamp in self._cancelled:
             return Reply(Outcome.REFUSED, "cancelled")
-        if self.bar is not None and attempt.stamp <= self.bar:
+        if self._barred(attempt):
             return Reply(Outcome.REFUSED, "sent before the last prepare or reset")
         newest = self._newest.get((attempt.m, attempt.evaluation))
         if newest is not None and attempt.stamp < newest:
@@ -108,6 +119,7 @@ class Intake:
     def _room(self, job: Job, now: float) -> Reply | None:
         if job.kind is Kind.BACKWARD:
             return None
+        self._supersede(job.attempt)
         self.expire(now)
         forwards = [j for (kind, _), j in self._waiting.items() if kind is Kind.FORWARD]
         if len(forwards) >= self._queue_bound:
@@ -119,15 +131,18 @@ class Intake:
             return Reply(Outcome.BUSY, f"{reserved} microbatches are under way here")
         return None
 
-    def _take(self, job: Job) -> None:
-        attempt = job.attempt
+    def _supersede(self, attempt: Attempt) -> None:
+        """A later attempt of a microbatch ends the older one, even if it finds no room here."""
         superseded = self._newest.get((attempt.m, attempt.evaluation))
+        self._newest[attempt.m, attempt.evaluation] = attempt.stamp
         if superseded is not None and superseded != attempt.stamp:
             self._end(superseded)
-        self._newest[attempt.m, attempt.evaluation] = attempt.stamp
-        self._waiting[job.kind, attempt.stamp] = job
-        self._undecoded.add((job.kind, attempt.stamp))
-        self._taken.add((job.kind, attempt.stamp))
+
+    def _take(self, job: Job) -> None:
+        key = (job.kind, job.attempt.stamp)
+        self._waiting[key] = job
+        self._undecoded.add(key)
+        self._taken.add(key)
 
     def decoded(self, kind: Kind, stamp: Stamp) -> bool:
         """The payload of an accepted job is there: it may run. False if it has ended meanwhile."""
@@ -181,24 +196,26 @@ class Intake:
         if term <= self.term:
             return False
         self.term = term
-        for stamp in self._stamps():
-            if stamp.term < term:
-                self._end(stamp)
+        for job in self._jobs():
+            self._end(job.attempt.stamp)
         return True
 
     def raise_bar(self, stamp: Stamp) -> None:
-        """What was sent before ``stamp`` no longer counts, so it need not run either."""
+        """What was sent before ``stamp`` no longer counts, so it need not run either.
+
+        What only passes through, having counted here already, is not touched.
+        """
         if self.bar is None or stamp > self.bar:
             self.bar = stamp
-        for old in self._stamps():
-            if old <= self.bar:
-                self._end(old)
+        for job in self._jobs():
+            if self._barred(job.attempt):
+                self._end(job.attempt.stamp)
 
     def advance(self, mark: Mark) -> None:
         """A new mark: everything of the old one ends, and so do the remembered answers."""
         self.mark = mark
-        for stamp in self._stamps():
-            self._end(stamp)
+        for job in self._jobs():
+            self._end(job.attempt.stamp)
         self._newest.clear()
         self._answers.clear()
         self._taken.clear()
@@ -206,7 +223,7 @@ class Intake:
 
     def expire(self, now: float) -> None:
         """End contexts and queued jobs whose time limit has passed."""
-        for job in [*self._contexts.values(), *self._waiting.values()]:
+        for job in self._jobs():
             if job.expires_at <= now:
                 self._end(job.attempt.stamp)
 
@@ -232,12 +249,16 @@ class Intake:
             attempt.mark == self.mark
             and attempt.stamp.term == self.term
             and attempt.stamp not in self._cancelled
-            and (self.bar is None or attempt.stamp > self.bar)
+            and not self._barred(attempt)
             and newest == attempt.stamp
         )
 
-    def _stamps(self) -> Iterable[Stamp]:
-        return list({stamp for _, stamp in self._waiting} | set(self._contexts))
+    def _barred(self, attempt: Attempt) -> bool:
+        """It would have to count here, but was sent before the last prepare or reset."""
+        return self.bar is not None and self._stage in attempt.mask and attempt.stamp <= self.bar
+
+    def _jobs(self) -> list[Job]:
+        return [*self._contexts.values(), *self._waiting.values()]
 
     def _end(self, stamp: Stamp) -> None:
         for kind in Kind:

@@ -36,7 +36,7 @@ class Ledger:
         """Whether ``attempt``'s gradient may be added now."""
         if attempt.mark != self.mark:
             return Verdict.OTHER_MARK
-        if attempt.m in self.held:
+        if attempt.m in self.held and not attempt.evaluation:
             return Verdict.HELD
         if self.stage not in attempt.mask:
             return Verdict.NOT_ASKED
@@ -61,6 +61,7 @@ class Ledger:
         """Obey a poll, prepare or reset bearing ``stamp``. The bar never falls."""
         if self.bar is None or stamp > self.bar:
             self.bar = stamp
+            self._cancelled = {cancelled for cancelled in self._cancelled if cancelled > stamp}
 
     def cancel(self, stamp: Stamp, m: int) -> bool:
         """Never count the attempt ``stamp`` from now on; says whether ``m`` is held already."""
@@ -72,7 +73,6 @@ class Ledger:
         self.held.clear()
 
     def advance(self, mark: Mark) -> None:
-        """A step was applied: a new ledger under a new mark. The bar stays."""
+        """A step was applied: a new ledger under a new mark. Bar and cancels stay."""
         self.mark = mark
         self.held.clear()
-        self._cancelled.clear()

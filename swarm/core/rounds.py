@@ -75,6 +75,7 @@ class Round:
         }
         self._summed: set[int] = set()
         self._have: set[int] = set()
+        self._complete = False
 
     def begin(self) -> list[Instruction]:
         """Our own share of the work that needs nobody else."""
@@ -130,4 +131,7 @@ class Round:
         return [AddUp(piece, self._order)]
 
     def _if_complete(self) -> list[Instruction]:
-        return [Complete()] if len(self._have) == len(self.owners) else []
+        if self._complete or len(self._have) < len(self.owners):
+            return []
+        self._complete = True
+        return [Complete()]

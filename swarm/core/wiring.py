@@ -1,11 +1,13 @@
 """Stochastic wiring: who serves the next hop of a microbatch.
 
-Interleaved weighted round robin (SWARM, algorithm 1): each replica's priority is the total
-expected busy time given to it so far; the smallest is chosen and charged before the call. Three
-things differ from the paper. A charge is *settled* by the time that the work really took, so a
-wrong first guess or a host that became slow is made good. A newcomer starts at the smallest
-priority of its stage (an absolute start would flood it) and is expected to be as fast as the
-median. A replica that owes an answer for far longer than expected is charged for the waiting.
+Interleaved weighted round robin (SWARM, algorithm 1): each replica's priority is the busy time
+given to it so far, done or expected; the smallest is chosen. Four things differ from the paper.
+Work that is done counts with the time that it really took, so a wrong first guess or a host that
+became slow is made good. A newcomer starts at the smallest priority of its stage (an absolute
+start would flood it), is expected to be as fast as the median, and is given only a few
+microbatches until it has finished one. A replica that is quiet for far longer than usual is
+expected to be that much slower. And time in which a replica was banned or hung is not made up
+for afterwards, since it would then get everything at once.
 """
 
 from __future__ import annotations
@@ -20,18 +22,67 @@ from swarm.core.estimates import Estimate
 from swarm.types import Replica, Stamp
 
 FIRST_GUESS_S = 1.0
-OVERDUE = 1.5
-"""From this multiple of its expected time on, waiting counts as service time."""
+OVERDUE = 2.0
+"""A replica that is quiet for this multiple of its usual time is expected to have slowed down."""
+HUNG = 6.0
+"""From this multiple on, what it misses meanwhile is not made up for afterwards."""
+PROBES = 2
+"""How many microbatches a replica is given before it has finished one, if others can serve."""
 
 
 @dataclass(slots=True)
 class _Server:
-    priority: float
+    """What was given to one replica.
+
+    ``busy_s``: work done, counted from the smallest priority of the stage when it entered.
+    ``given``: attempts that it owes, and when they were sent. ``heard``: those of which it has
+    begun to tell.
+    ``quiet_since``: when it last finished work, or was given some after it had none.
+    """
+
+    busy_s: float
     service: Estimate = field(default_factory=Estimate)
-    charges: dict[Stamp, float] = field(default_factory=dict)
-    sent: dict[Stamp, float] = field(default_factory=dict)
-    last_served: float = 0.0
+    quiet: Estimate = field(default_factory=Estimate)
+    given: dict[Stamp, float] = field(default_factory=dict)
+    heard: set[Stamp] = field(default_factory=set)
+    quiet_since: float | None = None
     served: int = 0
+
+    def slowdown(self, now: float) -> float:
+        """How much slower than usual it seems to be, by how long it has been quiet; 1 if not."""
+        if self.quiet_since is None or not self.quiet.value:
+            return 1.0
+        factor = (now - self.quiet_since) / self.quiet.value
+        return factor if factor > OVERDUE else 1.0
+
+    def give(self, stamp: Stamp, now: float) -> None:
+        self.given[stamp] = now
+        if self.quiet_since is None:
+            self.quiet_since = now
+
+    def take_back(self, stamp: Stamp) -> None:
+        self.given.pop(stamp, None)
+        self.heard.discard(stamp)
+
+    def decline(self, stamp: Stamp) -> None:
+        """Another took it. Who had nothing else to do has not been quiet since then."""
+        sent = self.given.get(stamp)
+        self.take_back(stamp)
+        if sent is not None and not self.given and self.quiet_since == sent:
+            self.quiet_since = None
+
+    def done(self, stamp: Stamp, took_s: float, now: float) -> None:
+        self.take_back(stamp)
+        self.busy_s += took_s
+        self.service.update(took_s)
+        self.served += 1
+        if self.quiet_since is not None:
+            self.quiet.update(now - self.quiet_since)
+        self.quiet_since = now if self.given else None
+
+    @property
+    def probing(self) -> bool:
+        return self.served == 0 and len(self.given) >= PROBES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +100,7 @@ class Wiring:
 
     def __init__(self, stages: int, *, ban: Backoff) -> None:
         self._servers: list[dict[Replica, _Server]] = [{} for _ in range(stages)]
+        self._floor = [0.0] * stages
         self._bans: Bans[Replica] = Bans(ban)
 
     def sync(self, stage: int, replicas: Iterable[Replica]) -> None:
@@ -57,10 +109,9 @@ class Wiring:
         for gone in set(servers) - set(wanted):
             del servers[gone]
             self._bans.succeeded(gone)
-        floor = min((server.priority for server in servers.values()), default=0.0)
         for replica in wanted:
             if replica not in servers:
-                servers[replica] = _Server(floor)
+                servers[replica] = _Server(self._floor[stage])
 
     def ban(self, replica: Replica, now: float, rng: random.Random) -> None:
         """Leave ``replica`` out for a while, unless its stage would be empty."""
@@ -76,7 +127,7 @@ class Wiring:
         shun: frozenset[Replica] = frozenset(),
         most: int = 3,
     ) -> tuple[Replica, ...]:
-        """Up to ``most`` replicas for attempt ``stamp``, best first; the first is charged.
+        """Up to ``most`` replicas for attempt ``stamp``, best first; the first is to do it.
 
         ``shun`` are served only if nobody else is there. Empty if the stage has no replica.
         """
@@ -84,23 +135,36 @@ class Wiring:
         allowed = self._bans.allowed(list(servers), now)
         if not allowed:
             return ()
+        self._lift(stage, allowed, now)
         keyed = [
-            (replica in shun, self._priority(stage, replica, now), rng.random(), replica)
+            (
+                replica in shun,
+                servers[replica].probing,
+                self._priority(stage, replica, servers[replica].slowdown(now)),
+                rng.random(),
+                replica,
+            )
             for replica in allowed
         ]
         ordered = tuple(replica for *_, replica in sorted(keyed)[:most])
-        self._charge(stage, ordered[0], stamp, now)
+        servers[ordered[0]].give(stamp, now)
         return ordered
 
     def accepted(self, stage: int, stamp: Stamp, replica: Replica, now: float) -> None:
-        """``replica`` took the attempt: if it was not the first choice, the charge moves to it."""
+        """``replica`` took the attempt, which perhaps was expected of another.
+
+        An attempt that is over is expected of nobody.
+        """
         servers = self._servers[stage]
         server = servers.get(replica)
-        if server is None or stamp in server.charges:
+        sent = [other.given[stamp] for other in servers.values() if stamp in other.given]
+        if server is None or not sent:
             return
         for other in servers.values():
-            self._refund(other, stamp)
-        self._charge(stage, replica, stamp, now)
+            if other is not server:
+                other.decline(stamp)
+        server.give(stamp, sent[0])
+        server.heard.add(stamp)
 
     def served(self, stage: int, stamp: Stamp, replica: Replica, took_s: float, now: float) -> None:
         """``replica`` is done with the attempt, forward and backward, after ``took_s`` of work."""
@@ -108,18 +172,20 @@ class Wiring:
         server = self._servers[stage].get(replica)
         if server is None:
             return
-        server.priority += took_s - server.charges.pop(stamp)
-        server.sent.pop(stamp)
-        server.service.update(took_s)
-        server.last_served = now
-        server.served += 1
+        server.done(stamp, took_s, now)
         self._bans.succeeded(replica)
 
     def closed(self, stamp: Stamp) -> None:
-        """The attempt is over: whatever it was charged for and did not get done is refunded."""
+        """The attempt is over: what did not get done of it is expected of nobody.
+
+        A replica that told nothing of it still counts as quiet, so it is given little.
+        """
         for servers in self._servers:
             for server in servers.values():
-                self._refund(server, stamp)
+                heard = stamp in server.heard
+                server.take_back(stamp)
+                if heard and not server.given:
+                    server.quiet_since = None
 
     def expected_s(self, stage: int, replica: Replica) -> float:
         """Expected seconds of work for one microbatch: measured, else the stage's median."""
@@ -132,30 +198,22 @@ class Wiring:
 
     def loads(self, stage: int) -> list[Load]:
         return [
-            Load(replica, server.service.value, len(server.charges), server.served)
+            Load(replica, server.service.value, len(server.given), server.served)
             for replica, server in sorted(self._servers[stage].items())
         ]
 
-    def _priority(self, stage: int, replica: Replica, now: float) -> float:
+    def _priority(self, stage: int, replica: Replica, slowdown: float = 1.0) -> float:
         server = self._servers[stage][replica]
-        if not server.sent or server.service.value is None:
-            return server.priority
-        waiting = now - max(server.last_served, min(server.sent.values()))
-        if waiting <= OVERDUE * server.service.value:
-            return server.priority
-        return server.priority + waiting * len(server.sent)
+        return server.busy_s + len(server.given) * self.expected_s(stage, replica) * slowdown
 
-    def _charge(self, stage: int, replica: Replica, stamp: Stamp, now: float) -> None:
-        charge = self.expected_s(stage, replica)
-        server = self._servers[stage][replica]
-        server.charges[stamp] = charge
-        server.sent[stamp] = now
-        server.priority += charge
-
-    @staticmethod
-    def _refund(server: _Server, stamp: Stamp) -> None:
-        server.priority -= server.charges.pop(stamp, 0.0)
-        server.sent.pop(stamp, None)
+    def _lift(self, stage: int, allowed: list[Replica], now: float) -> None:
+        """Who is banned or hung keeps up with the others: it will not make up for that time."""
+        servers = self._servers[stage]
+        going = [replica for replica in allowed if servers[replica].slowdown(now) < HUNG]
+        floor = min(self._priority(stage, replica) for replica in going or allowed)
+        for replica in servers.keys() - set(going):
+            servers[replica].busy_s += max(0.0, floor - self._priority(stage, replica))
+        self._floor[stage] = floor
 
 
 class Window:
@@ -165,7 +223,7 @@ class Window:
         self._size = float(start)
         self._least = least
         self._most = most
-        self._since_cut = 0
+        self._since_cut = start
 
     @property
     def size(self) -> int:
@@ -176,7 +234,7 @@ class Window:
         self._size = min(self._most, self._size + 1 / self._size)
 
     def busy(self) -> None:
-        """Cut by a quarter, once per window's worth of successes."""
+        """Cut by a quarter: the first time, then once per window's worth of successes."""
         if self._since_cut >= self.size:
             self._size = max(self._least, self._size * 0.75)
             self._since_cut = 0
