@@ -322,7 +322,9 @@ class Receipt(Request):
     verdict: Annotated[str, Field(max_length=32)]
     queue_s: Seconds
     compute_s: Seconds
+    encode_s: Seconds = 0.0
     link_s: Seconds
+    sent_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
     queued: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
     busy: Annotated[int, Field(ge=0, le=1 << 20)] = 0

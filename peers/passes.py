@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,29 @@ class _Load:
     message: msg.Forward | msg.Backward
     tensors: list[Tensor]
     arrived: float
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass that has been computed. ``origin``: the forward that a backward belongs to."""
+
+    job: Job
+    load: _Load
+    passed: Passed
+    alive: bool
+    origin: msg.Forward | None
+    started: float
+    ended: float
+
+
+@dataclass(slots=True)
+class _Sent:
+    """How the push of an output went. ``link_s`` is of the last call alone, without pauses."""
+
+    encode_s: float = 0.0
+    link_s: float = 0.0
+    sent_bytes: int = 0
+    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(slots=True)
@@ -131,7 +154,8 @@ class Passes:
         self.counters.busy_s += ended - started
         self.counters.last_work = ended
         if passed.verdict != "failed":
-            self._tasks.start_soon(self._send_on, job, load, passed, alive, origin, started, ended)
+            done = _Pass(job, load, passed, alive, origin, started, ended)
+            self._tasks.start_soon(self._send_on, done)
 
     def _work(self, job: Job) -> str:
         if job.kind is Kind.FORWARD and self._stage.stage == self._last:
@@ -149,117 +173,107 @@ class Passes:
 
     # -- out --------------------------------------------------------------------------------
 
-    async def _send_on(
-        self,
-        job: Job,
-        load: _Load,
-        passed: Passed,
-        alive: bool,
-        origin: msg.Forward | None,
-        started: float,
-        ended: float,
-    ) -> None:
-        receipt = msg.Receipt(
-            run=self._manifest.run_id,
-            stamp=job.attempt.stamp,
-            m=job.attempt.m,
-            stage=self._stage.stage,
-            boot=self._me.boot,
-            pass_="backward" if self._work(job) != "forward" else "forward",
-            verdict=passed.verdict,
-            queue_s=max(0.0, started - load.arrived),
-            compute_s=max(0.0, ended - started),
-            link_s=0.0,
-            queued=self.intake.queued,
-            loss=passed.loss,
-            blame=load.message.sender if passed.blame_sender else None,
+    async def _send_on(self, done: _Pass) -> None:
+        """Push the output on, and send the receipt once it is known how that went."""
+        hop = self._hop(done)
+        sent = _Sent()
+        if hop is not None:
+            self._tasks.start_soon(self._push, done, hop, sent)
+            with anyio.move_on_after(RECEIPT_WAIT_S):
+                await sent.over.wait()
+        job = done.job
+        await self._tell(
+            msg.Receipt(
+                run=self._manifest.run_id,
+                stamp=job.attempt.stamp,
+                m=job.attempt.m,
+                stage=self._stage.stage,
+                boot=self._me.boot,
+                pass_="backward" if self._work(job) != "forward" else "forward",
+                verdict=done.passed.verdict,
+                queue_s=max(0.0, done.started - done.load.arrived),
+                compute_s=max(0.0, done.ended - done.started),
+                encode_s=sent.encode_s,
+                link_s=sent.link_s,
+                sent_bytes=sent.sent_bytes,
+                queued=self.intake.queued,
+                loss=done.passed.loss,
+                busy=hop.busy_answers if hop is not None else 0,
+                skipped=hop.unreachable[:16] if hop is not None else [],
+                blame=done.load.message.sender if done.passed.blame_sender else None,
+            )
         )
-        hop = self._hop(job, load, passed, alive, origin)
-        if hop is None:
-            await self._tell(receipt)
-            return
-        done = anyio.Event()
-        outcome: list[Tell | None] = []
 
-        async def push() -> None:
-            outcome.append(await self._push(job, load, passed, hop, origin, done))
-
-        self._tasks.start_soon(push)
-        with anyio.move_on_after(RECEIPT_WAIT_S):
-            await done.wait()
-        told = {
-            "link_s": anyio.current_time() - ended,
-            "busy": hop.busy_answers,
-            "skipped": hop.unreachable[:16],
-        }
-        await self._tell(receipt.model_copy(update=told))
-
-    def _hop(
-        self, job: Job, load: _Load, passed: Passed, alive: bool, origin: msg.Forward | None
-    ) -> Hop | None:
+    def _hop(self, done: _Pass) -> Hop | None:
         """Where the output goes, if anywhere."""
-        if passed.output is None or not alive:
+        job, message = done.job, done.load.message
+        if done.passed.output is None or not done.alive:
             return None
-        if job.kind is Kind.FORWARD and self._stage.stage < self._last:
-            message = load.message
+        if self._goes_forward(job):
             candidates = message.route[0] if isinstance(message, msg.Forward) else []
-        elif self._stage.stage > job.attempt.lowest and origin is not None:
-            candidates = [origin.sender]
+        elif self._stage.stage > job.attempt.lowest and done.origin is not None:
+            candidates = [done.origin.sender]
         else:
             return None
         return Hop(candidates, job.expires_at, BUSY_PAUSE, self._rng)
 
-    async def _push(
-        self,
-        job: Job,
-        load: _Load,
-        passed: Passed,
-        hop: Hop,
-        origin: msg.Forward | None,
-        done: anyio.Event,
-    ) -> Tell | None:
-        forward = job.kind is Kind.FORWARD and self._stage.stage < self._last
-        wire = self._manifest.wire
-        assert passed.output is not None
-        codec: str = wire.activations if forward else wire.gradients
-        tensors = [(passed.output, codec)]
-        if forward:
-            tensors += [(tensor, RAW) for tensor in load.tensors[1:]]
-        if get_codec(tensors[0][1]).lossless:
-            metas, payload = pack(tensors)
-        else:
-            metas, payload = await self._executor.side(partial(pack, tensors))
+    def _goes_forward(self, job: Job) -> bool:
+        return job.kind is Kind.FORWARD and self._stage.stage < self._last
+
+    async def _push(self, done: _Pass, hop: Hop, sent: _Sent) -> None:
+        began = anyio.current_time()
+        metas, payload = await self._encode(done)
+        sent.encode_s = anyio.current_time() - began
+        sent.sent_bytes = sum(part.nbytes for part in payload)
 
         async def send(replica: Replica, tries: int) -> tuple[Outcome, str]:
-            common: dict[str, Any] = {
-                "run": self._manifest.run_id,
-                "to": replica.boot,
-                "stamp": job.attempt.stamp,
-                "mark": job.attempt.mark,
-                "m": job.attempt.m,
-                "mask": job.attempt.mask,
-                "sender": self._me,
-                "tries": tries,
-                "ttl_s": max(0.0, job.expires_at - anyio.current_time()),
-                "tensors": metas,
-            }
-            if forward and isinstance(load.message, msg.Forward):
-                message: msg.Message = msg.Forward(
-                    stage=self._stage.stage + 1,
-                    trainer=load.message.trainer,
-                    route=load.message.route[1:],
-                    **common,
-                )
-            else:
-                message = msg.Backward(stage=self._stage.stage - 1, **common)
-            return await self._caller.push(replica.peer, message, payload)
+            message = self._onward(done, replica, tries, metas)
+            called = anyio.current_time()
+            outcome = await self._caller.push(replica.peer, message, payload)
+            sent.link_s = anyio.current_time() - called
+            return outcome
 
         end = await run_hop(hop, send)
-        done.set()
+        sent.over.set()
         if isinstance(end, Tell):
-            await self._tell_failed(job, end.reason, hop.unreachable[:16])
-            return end
-        return None
+            await self._tell_failed(done.job, end.reason, hop.unreachable[:16])
+
+    async def _encode(self, done: _Pass) -> tuple[list[msg.TensorMeta], list[memoryview]]:
+        assert done.passed.output is not None
+        wire, forward = self._manifest.wire, self._goes_forward(done.job)
+        codec: str = wire.activations if forward else wire.gradients
+        tensors = [(done.passed.output, codec)]
+        if forward:  # targets travel with the activation
+            tensors += [(tensor, RAW) for tensor in done.load.tensors[1:]]
+        if get_codec(codec).lossless:
+            return pack(tensors)
+        return await self._executor.side(partial(pack, tensors))
+
+    def _onward(
+        self, done: _Pass, replica: Replica, tries: int, metas: list[msg.TensorMeta]
+    ) -> msg.Message:
+        """The message of the next hop, forward or backward."""
+        job, load = done.job, done.load
+        common: dict[str, Any] = {
+            "run": self._manifest.run_id,
+            "to": replica.boot,
+            "stamp": job.attempt.stamp,
+            "mark": job.attempt.mark,
+            "m": job.attempt.m,
+            "mask": job.attempt.mask,
+            "sender": self._me,
+            "tries": tries,
+            "ttl_s": max(0.0, job.expires_at - anyio.current_time()),
+            "tensors": metas,
+        }
+        if self._goes_forward(job) and isinstance(load.message, msg.Forward):
+            return msg.Forward(
+                stage=self._stage.stage + 1,
+                trainer=load.message.trainer,
+                route=load.message.route[1:],
+                **common,
+            )
+        return msg.Backward(stage=self._stage.stage - 1, **common)
 
     async def _tell_failed(self, job: Job, reason: str, skipped: list[Replica]) -> None:
         await self._tell(

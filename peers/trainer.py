@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
@@ -33,6 +33,9 @@ from swarm.types import FRESH, Boot, Mark, PeerId, Replica, Stamp, Term
 log = logging.getLogger("swarm.trainer")
 
 
+PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
+
+
 class Superseded(SwarmError):
     """Another trainer of a higher term leads the run."""
 
@@ -50,6 +53,9 @@ class StepDone:
     skipped: bool
     resent: int
     counts: tuple[dict[str, int], ...]
+    phases: dict[str, float]
+    """Sums over all passes: seconds of compute, encode, link and queue, and bytes sent on;
+    ``close_s`` is the part of the step after the last microbatch had counted."""
     eval_loss: float | None = None
 
 
@@ -61,7 +67,6 @@ class Heard:
     queued: int = 0
     compute_s: float | None = None
     counted: int = 0
-    phases: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -102,6 +107,8 @@ class Trainer:
         self.last_decision: Decision | None = None
         self.superseded_by: int | None = None
         self._window: Window | None = None
+        self._phases: dict[str, float] = {}
+        self._counted_at = float("inf")
         self._wake = anyio.Event()
         self.admissions = Admissions(self)
         self.instructions = Instructions(self)
@@ -159,6 +166,7 @@ class Trainer:
             to=Mark(self.term, t + 1),
             decider=self._decider(t),
         )
+        self._phases, self._counted_at = {}, float("inf")
         await self._drive(step)
         decision = step.decision
         assert decision is not None
@@ -176,6 +184,7 @@ class Trainer:
             skipped=decision.update.skip,
             resent=flight.resent,
             counts=tuple(dict(counts) for counts in decision.counts),
+            phases={**self._phases, "close_s": anyio.current_time() - self._counted_at},
         )
 
     async def evaluate(self, microbatches: int) -> float:
@@ -190,6 +199,8 @@ class Trainer:
         while not work.finished:
             self._check()
             now = anyio.current_time()
+            if work.flight.done:
+                self._counted_at = min(self._counted_at, now)
             for do in work.advance(now):
                 self.instructions.carry_out(work, do)
             if not work.finished:
@@ -311,8 +322,8 @@ class Trainer:
         heard = self.heard.setdefault(replica, Heard())
         heard.last_work, heard.queued = now, message.queued
         heard.counted += message.verdict == "counted"
-        for name in ("queue_s", "compute_s", "link_s"):
-            heard.phases[name] = heard.phases.get(name, 0.0) + getattr(message, name)
+        for name in PHASES:
+            self._phases[name] = self._phases.get(name, 0.0) + getattr(message, name)
         blamed, at = (message.blame, stage) if message.blame else (None, stage)
         if blamed is not None:
             # Its input was not finite: whoever sent it has to be looked at, not the receiver.

@@ -1,0 +1,75 @@
+"""What the benchmarks share: running a local swarm, medians, and printing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextmanager
+def swarm_local(manifest: str, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A running ``swarm local`` on ``manifest`` (TOML text), and its run directory."""
+    with tempfile.TemporaryDirectory(prefix="swarm-bench-") as folder:
+        toml, out = Path(folder) / "run.toml", Path(folder) / "out"
+        toml.write_text(manifest)
+        command = [sys.executable, "-m", "peers.cli", "local", str(toml), "--out", str(out), *flags]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with (Path(folder) / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            try:
+                yield process, out
+            finally:
+                process.terminate()
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def run_swarm(manifest: str, *flags: str, limit_s: float = 600) -> list[dict[str, Any]]:
+    """The metrics of a whole run. Raises RuntimeError with the log if it fails."""
+    with swarm_local(manifest, *flags) as (process, out):
+        code = process.wait(limit_s)
+        if code != 0:
+            log = (out.parent / "log").read_text(errors="replace")
+            raise RuntimeError(f"swarm local ended with {code}:\n{log[-2000:]}")
+        return read_metrics(out)
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "at": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n")
