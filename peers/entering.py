@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,8 @@ class Entered:
     transport: Transport
     directory: Directory
     addresses: list[str] = field(default_factory=list)
+    limit: Callable[[Limits], None] = lambda limits: None
+    """Bounds the frames that are sent and taken, once the run is known."""
 
 
 def new_boot() -> Boot:
@@ -86,7 +88,14 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
         try:
             directory = await HivemindDirectory.create(transport.p2p, entry.join)
             try:
-                yield Entered(identity, new_boot(), transport, directory, transport.addresses())
+                yield Entered(
+                    identity,
+                    new_boot(),
+                    transport,
+                    directory,
+                    transport.addresses(),
+                    transport.limit,
+                )
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(3):
                     await directory.close()

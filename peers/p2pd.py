@@ -136,6 +136,11 @@ class P2pdTransport:
         """Our full multiaddrs with ``/p2p/ID``; loopback ones only if there are no others."""
         return list(self._addresses)
 
+    def limit(self, limits: wire.Limits) -> None:
+        """Send and take no longer frames than these from now on: a run's manifest says so."""
+        self._limits = limits
+        self._server.limits = limits
+
     async def serve(self, handler: Handler) -> None:
         await self._server.start(handler)
 

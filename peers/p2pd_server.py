@@ -35,7 +35,7 @@ class StreamServer:
 
     def __init__(self, daemon: Daemon, limits: wire.Limits, tuning: Tuning) -> None:
         self._daemon = daemon
-        self._limits = limits
+        self.limits = limits
         self._tuning = tuning
         self._handler: Handler | None = None
         self._streams: dict[asyncio.Task[None], SocketStream] = {}
@@ -116,7 +116,7 @@ class StreamServer:
         """Serve one call; whether another may follow on this stream."""
         assert self._handler is not None
         try:
-            request = await receive_frame(stream, self._limits)
+            request = await receive_frame(stream, self.limits)
         except BadFrame as error:
             await self._refuse(stream, error)
             return False
@@ -125,14 +125,14 @@ class StreamServer:
         reply = await answer(self._handler, stream.peer, request)
         del request
         try:
-            await send_frame(stream, reply, self._limits)
+            await send_frame(stream, reply, self.limits)
         except BadFrame as error:
-            await send_frame(stream, refusal(f"internal error: reply: {error}"), self._limits)
+            await send_frame(stream, refusal(f"internal error: reply: {error}"), self.limits)
         return True
 
     async def _refuse(self, stream: SocketStream, error: BadFrame) -> None:
         header = {**refusal(str(error)).header, "closing": True}
-        await send_frame(stream, Frame(header), self._limits)
+        await send_frame(stream, Frame(header), self.limits)
         # Its sender may still be writing, and would not get to see the refusal.
         scrap = memoryview(bytearray(1 << 16))
         with anyio.move_on_after(self._tuning.discard_s):

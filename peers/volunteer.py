@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peers.entering import Entry, entered, find_run
+from peers.entering import Entry, entered, find_run, wire_limits
 from peers.executor import ThreadExecutor
 from peers.node import Node, choose_stage
 from peers.wire import Limits
@@ -37,6 +37,7 @@ async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> 
     say(f"entering the swarm at {', '.join(options.entry.join)}")
     async with entered(options.entry, Limits()) as swarm:
         manifest = await find_run(swarm, options.entry.join, options.run)
+        swarm.limit(wire_limits(manifest))
         say(f"run {manifest.name} ({manifest.run_id}), this is {swarm.identity.peer_id}")
         spec = model_spec(manifest, options.allow)
         stages = manifest.stages.count
