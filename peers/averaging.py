@@ -17,6 +17,7 @@ from peers.tensors import RAW, Expected, pack, unpack
 from swarm.codecs import get_codec
 from swarm.core.backoff import Backoff
 from swarm.core.hop import Outcome
+from swarm.core.partition import vector_into_parts
 from swarm.core.rounds import AddUp, Complete, Instruction, Round, SendPart, SendSum
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica
@@ -44,7 +45,8 @@ def cut_pieces(length: int, members: int) -> list[slice]:
 
 def owners_of(pieces: int, members: Sequence[Replica]) -> list[Replica]:
     """Runs of pieces, nearly equal, in the order of the members."""
-    return [members[piece * len(members) // pieces] for piece in range(pieces)]
+    runs = vector_into_parts(pieces, len(members), align=1)
+    return [member for member, run in zip(members, runs, strict=True) for _ in run]
 
 
 class Averager:

@@ -24,8 +24,6 @@ class Executor(Protocol):
         """Run ``function`` beside the lane."""
         ...
 
-    async def close(self) -> None: ...
-
 
 class ThreadExecutor:
     """One compute thread and one codec thread, both with ``threads`` torch threads."""
@@ -41,9 +39,6 @@ class ThreadExecutor:
 
     async def side(self, function: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(function, limiter=self._side)
-
-    async def close(self) -> None:
-        """The threads end by themselves."""
 
 
 class InlineExecutor:
@@ -63,6 +58,3 @@ class InlineExecutor:
     async def side(self, function: Callable[[], T]) -> T:
         await anyio.lowlevel.checkpoint()
         return function()
-
-    async def close(self) -> None:
-        """Nothing is held."""

@@ -84,7 +84,6 @@ class Instructions:
                 mask=attempt.mask,
                 stage=0,
                 sender=trainer.me,
-                trainer=trainer.me,
                 tries=tries,
                 ttl_s=max(0.0, deadline - anyio.current_time()),
                 route=[list(short_list) for short_list in do.route[1:]],

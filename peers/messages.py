@@ -171,7 +171,6 @@ class Forward(_Attempt):
     """A microbatch for ``stage``: its input and the targets. ``route``: lists of later stages."""
 
     kind: Literal["forward"] = "forward"
-    trainer: WireReplica
     route: Annotated[list[ShortList], Field(max_length=MAX_STAGES)]
 
 

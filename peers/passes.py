@@ -269,7 +269,6 @@ class Passes:
         if self._goes_forward(job) and isinstance(load.message, msg.Forward):
             return msg.Forward(
                 stage=self._stage.stage + 1,
-                trainer=load.message.trainer,
                 route=load.message.route[1:],
                 **common,
             )
