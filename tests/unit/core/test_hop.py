@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.core.backoff import Backoff
@@ -125,6 +125,7 @@ def test_an_answer_without_a_call_is_a_mistake_of_the_caller() -> None:
         h.answered(Outcome.ACCEPTED, "", 0.0)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.integers(0, 4),
     st.lists(st.tuples(st.sampled_from(list(Outcome)), st.floats(0.0, 3.0)), max_size=40),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.core.hop import Outcome
@@ -452,6 +452,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(deadline=None, derandomize=True)
 @given(EVENTS)
 def test_bounds_hold_and_nothing_runs_twice_whatever_happens(
     events: list[tuple[str, int, tuple[int, ...]]],

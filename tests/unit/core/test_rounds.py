@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.core.rounds import AddUp, Complete, Instruction, Round, SendPart, SendSum
@@ -182,6 +182,7 @@ def worlds(draw: st.DrawFn, least: int = 1) -> tuple[World, list[Replica], list[
     return World(members, contributors, owners), contributors, owners
 
 
+@settings(deadline=None, derandomize=True)
 @given(worlds(), st.data())
 def test_in_any_order_of_delivery_all_complete_and_each_piece_is_added_once_in_member_order(
     drawn: tuple[World, list[Replica], list[Replica]], data: st.DataObject
@@ -195,6 +196,7 @@ def test_in_any_order_of_delivery_all_complete_and_each_piece_is_added_once_in_m
         assert (round_.missing_pieces(), round_.missing_members()) == ([], [])
 
 
+@settings(deadline=None, derandomize=True)
 @given(worlds(least=2), st.data())
 def test_whoever_waits_when_one_member_is_silent_names_it(
     drawn: tuple[World, list[Replica], list[Replica]], data: st.DataObject
