@@ -144,6 +144,7 @@ class Passes:
             reason = f"stage {self._stage.stage}: {str(error).splitlines()[0][:200]}"
             log.error("a pass failed: %s", reason)
             self._tasks.start_soon(self._tell_failed, job, reason, [])
+            self.intake.cancel(job.attempt.stamp)
             passed = Passed(None, "failed")
         ended = anyio.current_time()
         alive = self.intake.finished(job)

@@ -160,12 +160,12 @@ class ReplicaServer:
         )
 
     async def _cancel(self, message: msg.Cancel) -> msg.Message:
-        if message.mark != self.mark:
-            return msg.At(mark=self.mark)
         self.passes.intake.cancel(message.stamp)
         stage = self.host.stage
         cancel = partial(stage.cancel, message.stamp, message.m)
         holds, loss = await self.lane.control("cancel", cancel)
+        if message.mark != self.mark:
+            return msg.At(mark=self.mark)
         return msg.Holds(holds=holds, loss=loss)
 
     async def _prepare(self, message: msg.Prepare) -> msg.Message:

@@ -174,7 +174,12 @@ class StageOwner:
     # -- a round ----------------------------------------------------------------------------
 
     def prepare(self, stamp: Stamp, expected: frozenset[int]) -> bool:
-        """Raise the bar; begin round ``stamp`` if what is held is what is expected."""
+        """Raise the bar; begin round ``stamp`` if what is held is what is expected.
+
+        A round below the bar is dead: nothing opens it again.
+        """
+        if self.ledger.bar is not None and stamp < self.ledger.bar:
+            return False
         self.ledger.raise_bar(stamp)
         if self.round == stamp:
             return True
