@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,14 @@ app = typer.Typer(
 
 KEYS = Path("~/.swarm")
 
+
+def _importable(models: list[str] | None) -> list[str] | None:
+    """Code of one's own lies where one is: the installed command does not look there by itself."""
+    if models and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return models
+
+
 RunFile = Annotated[
     Path, typer.Argument(help="The run's manifest (TOML); see README.", metavar="run.toml")
 ]
@@ -33,6 +43,7 @@ Allow = Annotated[
         "--allow-model",
         help="Allow this code of yours to be run as model or data source. Repeatable.",
         metavar="module:function",
+        callback=_importable,
     ),
 ]
 Listen = Annotated[
