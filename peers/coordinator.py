@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -182,11 +184,7 @@ class Coordinator:
         result.sha256 = weights_sha256(tensors)
         self._monitor.phase = "done"
         if manifest.model.kind == "gpt":
-            result.sample = await anyio.to_thread.run_sync(
-                lambda: generate(
-                    stages, PROMPT, count=SAMPLE_BYTES, sequence=manifest.model.sequence
-                )
-            )
+            result.sample = await _sample(stages, manifest.model.sequence)
 
     def _keep(self, manifest: Manifest, result: Result) -> None:
         """Plot and summary, of a run that was cut short too."""
@@ -232,6 +230,18 @@ class Coordinator:
             value = encode(record, swarm.identity, ttl_s=ttl_s)
             stored &= await swarm.directory.announce(record.key, me, value, ttl_s=ttl_s)
         return stored
+
+
+async def _sample(stages: Sequence[StageModel], sequence: int) -> bytes:
+    """Text in a thread, which ends soon after this is cancelled, however slow the model is."""
+    ended = threading.Event()
+    sample = partial(
+        generate, stages, PROMPT, count=SAMPLE_BYTES, sequence=sequence, stop=ended.is_set
+    )
+    try:
+        return await anyio.to_thread.run_sync(sample, abandon_on_cancel=True)
+    finally:
+        ended.set()
 
 
 def _metrics(done: StepDone) -> dict[str, object]:

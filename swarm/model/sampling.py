@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,10 +17,12 @@ def generate(
     sequence: int,
     seed: int = 0,
     temperature: float = 0.8,
+    stop: Callable[[], bool] = lambda: False,
 ) -> bytes:
     """``count`` bytes that follow ``prompt``, drawn from the model's own distribution.
 
-    ``stages`` are all stages in order; ``sequence`` is the longest context in bytes.
+    ``stages`` are all stages in order; ``sequence`` is the longest context in bytes. Fewer bytes
+    if ``stop``, asked before each of them, says so.
 
     Raises:
         ValueError: the prompt is empty.
@@ -30,6 +32,8 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     text = bytearray(prompt)
     for _ in range(count):
+        if stop():
+            break
         x = torch.tensor(list(text[-sequence:]), dtype=torch.uint8).reshape(1, -1)
         x = _padded(x, sequence)
         for stage in stages:

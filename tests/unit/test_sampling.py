@@ -43,3 +43,8 @@ def test_a_model_that_is_sure_repeats_itself() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt"):
         generate(stages(), b"", count=1, sequence=12)
+
+
+def test_it_stops_when_told() -> None:
+    asked = iter([False, False, True])
+    assert len(generate(stages(), b"x", count=8, sequence=12, stop=lambda: next(asked))) == 2
