@@ -102,6 +102,7 @@ class LocalSwarm:
         with anyio.CancelScope(shield=True):
             for child in self.children:
                 _signal(child.process, signal.SIGTERM)
+                _signal(child.process, signal.SIGCONT)  # one that is stopped would not hear it
             with anyio.move_on_after(STOP_S):
                 for child in self.children:
                     await child.process.wait()

@@ -105,3 +105,5 @@ def set_up_logging() -> None:
     )
     for name in ("swarm", "peers", "dht"):
         logging.getLogger(name).setLevel(level)
+    # It warns of a child whose start was cancelled, though it has ended that child itself.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
