@@ -13,13 +13,14 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from torch import Tensor
 
 from dht.records import RunRecord, TrainerRecord, TrainerState, encode
 from peers.entering import Entered, Entry, entered, wire_limits
 from peers.plots import plot_run
 from peers.rpc import Caller
 from peers.rundir import RunDirectory
-from peers.state import fetch_weights
+from peers.state import StateLost, fetch_weights
 from peers.status import Monitor
 from peers.trainer import StepDone, Trainer
 from swarm.data import Batches, load_batches
@@ -168,15 +169,7 @@ class Coordinator:
         stages = []
         for stage in range(manifest.stages.count):
             model = StageModel(manifest, spec, stage)
-            model.weights.copy_(
-                await fetch_weights(
-                    trainer.caller,
-                    manifest.run_id,
-                    trainer.ready(stage),
-                    mark=trainer.mark,
-                    length=model.length,
-                )
-            )
+            model.weights.copy_(await _weights(trainer, stage, model.length))
             metadata = {"run_id": manifest.run_id, "step": str(trainer.mark.t), "stage": str(stage)}
             result.directory.write_weights(stage, model.tensors(), metadata)
             stages.append(model)
@@ -230,6 +223,23 @@ class Coordinator:
             value = encode(record, swarm.identity, ttl_s=ttl_s)
             stored &= await swarm.directory.announce(record.key, me, value, ttl_s=ttl_s)
         return stored
+
+
+async def _weights(trainer: Trainer, stage: int, length: int) -> Tensor:
+    """The weights of ``stage`` at the run's mark; waits while nobody can give them."""
+    while True:
+        replicas = await trainer.serving(stage)
+        try:
+            return await fetch_weights(
+                trainer.caller,
+                trainer.manifest.run_id,
+                replicas,
+                mark=trainer.mark,
+                length=length,
+            )
+        except StateLost as error:
+            for replica in replicas:
+                trainer.lose(replica, str(error))
 
 
 async def _sample(stages: Sequence[StageModel], sequence: int) -> bytes:

@@ -133,6 +133,13 @@ class Trainer:
             self._check()
             await self._pause(float("inf"))
 
+    async def serving(self, stage: int) -> list[Replica]:
+        """The replicas of ``stage`` at the run's mark, once there are any."""
+        while not self.ready(stage):
+            self._check()
+            await self._pause(float("inf"))
+        return self.ready(stage)
+
     async def _pause(self, until: float) -> None:
         """Until something happens, ``until``, or the next question to a stranger is due."""
         self.admissions.ask()
