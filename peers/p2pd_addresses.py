@@ -99,7 +99,9 @@ def explain(text: str) -> str:
     """p2pd's reason for not reaching a peer, in one line with what to do."""
     said = re.sub(r"\s*\n\s*\*?\s*", "; ", text.strip())
     if "peer id mismatch" in text:
-        return f"another peer answers there ({said}); ask for the current address"
+        found = re.search(r"remote key matches (\w+)", text)
+        who = f"another peer, {found[1]}," if found else "another peer"
+        return f"{who} answers there; ask for the current address"
     return f"no swarm peer answers there ({said}); check host and port"
 
 

@@ -18,6 +18,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -225,11 +226,21 @@ def running(folder: Path, *arguments: object, **options) -> Iterator[Command]:
         command.end()
 
 
-def run(folder: Path, *arguments: object, **options) -> Command:
-    """A command that has ended."""
+@dataclass(frozen=True)
+class Ended:
+    """What came of a command. ``left``: processes that outlived it."""
+
+    code: int
+    out: str
+    err: str
+    left: list[int]
+
+
+def run(folder: Path, *arguments: object, limit_s: float = AMPLE_S, **options) -> Ended:
+    """Run a command to its end."""
     with running(folder, *arguments, **options) as command:
-        command.wait()
-    return command
+        code = command.wait(limit_s)
+        return Ended(code, command.out, command.err, command.living())
 
 
 def _is_zombie(process: Path) -> bool:

@@ -283,7 +283,7 @@ async def test_broken_key_file_is_an_identity_error(tmp_path):
 async def test_wrong_peer_at_the_bootstrap_address_is_said(tmp_path):
     async with transport(tmp_path / "hub") as hub:
         wrong = hub.addresses()[0].replace(hub.peer, ID)
-        with pytest.raises(BootstrapError, match="another peer answers there") as caught:
+        with pytest.raises(BootstrapError, match="another peer, ") as caught:
             await P2pdTransport.create(identity_path=tmp_path / "key", initial_peers=[wrong])
         assert wrong in str(caught.value)
         assert hub.peer in str(caught.value)
