@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dht.identity import Identity
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
 from peers.entering import Entry
 from peers.local import LOOPBACK, run_local
@@ -64,6 +65,7 @@ def run_local_command(
         out = RunDirectory.create(out, name=plan.manifest.name).path
     with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
         entry = Entry(identity=Path(keys) / "coordinator.key", listen=(LOOPBACK,))
+        Identity.load_or_create(entry.identity)
         monitor = Monitor(view)
         result = run_command(
             partial(run_local, plan, replicas=replicas, out=out, monitor=monitor, entry=entry)

@@ -28,6 +28,8 @@ HUNG = 6.0
 """From this multiple on, what it misses meanwhile is not made up for afterwards."""
 PROBES = 2
 """How many microbatches a replica is given before it has finished one, if others can serve."""
+AWAY = 256
+"""Of how many replicas that are away the speed is remembered, for each stage."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class _Server:
     ``quiet_since``: when it last finished work, or was given some after it had none.
     """
 
-    busy_s: float
+    busy_s: float = 0.0
     service: Estimate = field(default_factory=Estimate)
     quiet: Estimate = field(default_factory=Estimate)
     given: dict[Stamp, float] = field(default_factory=dict)
@@ -80,6 +82,15 @@ class _Server:
             self.quiet.update(now - self.quiet_since)
         self.quiet_since = now if self.given else None
 
+    def leave(self) -> None:
+        self.given.clear()
+        self.heard.clear()
+        self.quiet_since = None
+
+    def enter(self, floor_s: float) -> None:
+        """Begin, or begin again, with the smallest priority of the stage, if not with more."""
+        self.busy_s = max(self.busy_s, floor_s)
+
     @property
     def probing(self) -> bool:
         return self.served == 0 and len(self.given) >= PROBES
@@ -100,18 +111,28 @@ class Wiring:
 
     def __init__(self, stages: int, *, ban: Backoff) -> None:
         self._servers: list[dict[Replica, _Server]] = [{} for _ in range(stages)]
+        self._away: list[dict[Replica, _Server]] = [{} for _ in range(stages)]
         self._floor = [0.0] * stages
         self._bans: Bans[Replica] = Bans(ban)
 
     def sync(self, stage: int, replicas: Iterable[Replica]) -> None:
-        """Exactly ``replicas`` serve ``stage`` from now on: newcomers enter, the gone leave."""
-        servers, wanted = self._servers[stage], list(replicas)
-        for gone in set(servers) - set(wanted):
-            del servers[gone]
+        """Exactly ``replicas`` serve ``stage`` from now on: newcomers enter, the gone leave.
+
+        How fast the gone were is kept for a while: between two steps a replica is away for as
+        long as it takes to apply a decision. It will not make up for the time.
+        """
+        servers, away = self._servers[stage], self._away[stage]
+        wanted = list(replicas)
+        for gone in sorted(set(servers) - set(wanted)):
+            away[gone] = servers.pop(gone)
+            away[gone].leave()
             self._bans.succeeded(gone)
         for replica in wanted:
             if replica not in servers:
-                servers[replica] = _Server(self._floor[stage])
+                servers[replica] = away.pop(replica, None) or _Server()
+                servers[replica].enter(self._floor[stage])
+        while len(away) > AWAY:
+            del away[next(iter(away))]
 
     def ban(self, replica: Replica, now: float, rng: random.Random) -> None:
         """Leave ``replica`` out for a while, unless its stage would be empty."""

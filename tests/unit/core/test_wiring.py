@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from swarm.core.backoff import Backoff
-from swarm.core.wiring import FIRST_GUESS_S, PROBES, Load, Window, Wiring
+from swarm.core.wiring import AWAY, FIRST_GUESS_S, PROBES, Load, Window, Wiring
 from swarm.types import Replica, Stamp, Term
 
 TERM = Term(1, "aa")
@@ -355,14 +355,17 @@ def test_what_a_stranger_says_changes_nothing(wiring: Wiring, rng: random.Random
     assert wiring.loads(0) == [Load(A, None, 1, 0)]
 
 
-def test_the_gone_are_not_chosen_and_return_as_newcomers(
+def test_the_gone_are_not_chosen_and_owe_nothing_when_they_return(
     wiring: Wiring, rng: random.Random
 ) -> None:
     measured(wiring, {A: 4.0, B: 1.0})
+    served = load(wiring, A).served
+    wiring.choose(0, stamp(1), 0.0, rng, shun=frozenset({B}))
+    assert load(wiring, A).outstanding == 1
     wiring.sync(0, [B])
-    assert wiring.choose(0, stamp(1), 0.0, rng) == (B,)
+    assert wiring.choose(0, stamp(2), 0.0, rng) == (B,)
     wiring.sync(0, [A, B])
-    assert load(wiring, A) == Load(A, None, 0, 0)
+    assert load(wiring, A) == Load(A, 4.0, 0, served)
 
 
 def test_a_fresh_announcement_ends_a_ban(wiring: Wiring, rng: random.Random) -> None:
@@ -471,3 +474,41 @@ def test_a_window_never_closes() -> None:
         window.succeeded()
         window.succeeded()
         assert window.size >= 1
+
+
+def test_a_replica_that_was_away_is_known_when_it_is_back_and_makes_nothing_up() -> None:
+    wiring = Wiring(1, ban=Backoff(1.0))
+    rng = random.Random(0)
+    fast, slow = Replica("fast", "1"), Replica("slow", "1")
+    wiring.sync(0, [fast, slow])
+    for n in range(1, 41):
+        stamp = Stamp(Term(1, "t"), n)
+        chosen = wiring.choose(0, stamp, float(n), rng)[0]
+        wiring.served(0, stamp, chosen, 1.0 if chosen == fast else 4.0, float(n))
+    wiring.sync(0, [slow])
+    for n in range(41, 81):
+        stamp = Stamp(Term(1, "t"), n)
+        assert wiring.choose(0, stamp, float(n), rng) == (slow,)
+        wiring.served(0, stamp, slow, 4.0, float(n))
+    wiring.sync(0, [fast, slow])
+    assert wiring.expected_s(0, fast) == pytest.approx(1.0)
+    chosen = []
+    for n in range(81, 131):
+        stamp = Stamp(Term(1, "t"), n)
+        chosen.append(wiring.choose(0, stamp, float(n), rng)[0])
+        wiring.served(0, stamp, chosen[-1], 1.0 if chosen[-1] == fast else 4.0, float(n))
+    assert chosen.count(slow) == pytest.approx(10, abs=2)
+
+
+def test_only_so_many_that_are_away_are_remembered() -> None:
+    wiring = Wiring(1, ban=Backoff(1.0))
+    many = [Replica(f"r{n}", "1") for n in range(AWAY + 2)]
+    wiring.sync(0, many)
+    for n, replica in enumerate(many):
+        wiring.served(0, Stamp(Term(1, "t"), n + 1), replica, 3.0, 1.0)
+    stamp = Stamp(Term(1, "t"), 999)
+    wiring.choose(0, stamp, 1.0, random.Random(0))
+    wiring.served(0, stamp, many[-1], 3.0, 2.0)
+    wiring.sync(0, [])
+    wiring.sync(0, many)
+    assert len(wiring.loads(0)) == AWAY + 2
