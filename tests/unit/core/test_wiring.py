@@ -365,7 +365,7 @@ def test_the_gone_are_not_chosen_and_owe_nothing_when_they_return(
     wiring.sync(0, [B])
     assert wiring.choose(0, stamp(2), 0.0, rng) == (B,)
     wiring.sync(0, [A, B])
-    assert load(wiring, A) == Load(A, 4.0, 0, served)
+    assert load(wiring, A) == Load(A, 1 / 4, 0, served)
 
 
 def test_a_fresh_announcement_ends_a_ban(wiring: Wiring, rng: random.Random) -> None:
