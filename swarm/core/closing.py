@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from swarm.types import Replica, Stamp
+
+FETCHES = 3
+"""How often a member is told to fetch what it lacks, from one voter after the other."""
+
+IDLE_PROBES = 3
+"""So often all may say that they miss nobody, though nobody has voted; then a new round begins."""
 
 
 class Phase(StrEnum):
@@ -20,6 +27,8 @@ class Phase(StrEnum):
 class Prepare:
     """Ask ``replica`` to take part in the round named by ``round``, or how far it is.
 
+    It answers that it takes part and whom it misses, or with its vote if it has the sum (so a
+    vote that was lost comes again), or with what it holds if that differs from ``expected``.
     ``members`` in the order in which parts are added; ``contributors`` are those that hold
     anything; ``expected`` is what this replica should hold.
     """
@@ -78,13 +87,15 @@ class Closing:
         stage: which. limit_s: how long a round may take without an end before all are asked how
         far they are; doubled with each new round. answer_s: how long an answer may take.
 
-    ``irreplaceable``: a member whose work is in the sum is gone, so the round must stand.
+    ``latest`` names the last round that was opened, alive or dead. ``irreplaceable``: a member
+    whose work is in the sum is gone, so the round must stand.
     """
 
     def __init__(self, stage: int, *, limit_s: float, answer_s: float) -> None:
         self.stage = stage
         self.phase = Phase.OPEN
         self.round: Stamp | None = None
+        self.latest: Stamp | None = None
         self.members: tuple[Replica, ...] = ()
         self.votes: dict[Replica, Vote] = {}
         self.deadline = float("inf")
@@ -95,24 +106,29 @@ class Closing:
         self._expected: dict[Replica, frozenset[int]] = {}
         self._missed: dict[Replica, tuple[Replica, ...]] = {}
         self._silent: set[Replica] = set()
+        self._fetches: dict[Replica, int] = {}
+        self._suspect: Replica | None = None
+        self._idle = 0
+        self._disagreed = False
+        self._odd: tuple[Replica, ...] = ()
 
     def prepare(
         self, stamp: Stamp, expected: Mapping[Replica, frozenset[int]], now: float
     ) -> list[Instruction]:
         """Open a round among the keys of ``expected`` (in that order of adding)."""
-        self.phase, self.round = Phase.SUMMING, stamp
+        self.phase, self.round, self.latest = Phase.SUMMING, stamp, stamp
         self.irreplaceable = False
         self.members = tuple(expected)
         self._expected = dict(expected)
         self._contributors = tuple(member for member in self.members if expected[member])
-        self.votes, self._missed = {}, {}
+        self.votes, self._missed, self._fetches = {}, {}, {}
+        self._suspect, self._idle = None, 0
         self.deadline = now + self._limit_s * 2.0 ** min(self.rounds, 6)
         self.rounds += 1
         return [self._ask(member) for member in self.members]
 
     def _ask(self, member: Replica) -> Prepare:
-        if self.round is None:
-            raise ValueError("no round is open")
+        assert self.round is not None
         return Prepare(
             self.stage,
             self.round,
@@ -127,13 +143,14 @@ class Closing:
         if vote.round != self.round or replica not in self.members:
             return
         self.votes[replica] = vote
+        self._silent.discard(replica)
         self._if_ready()
 
     def agreed(
         self, replica: Replica, round_: Stamp, missed: Sequence[Replica], now: float
     ) -> list[Instruction]:
         """``replica`` takes part; while asked again, it says from whom pieces are missing."""
-        if round_ != self.round or self.phase is not Phase.PROBING:
+        if round_ != self.round or self.phase is not Phase.PROBING or replica not in self.members:
             return []
         self._silent.discard(replica)
         self._missed[replica] = tuple(missed)
@@ -146,6 +163,9 @@ class Closing:
         return self._probe(now)
 
     def tick(self, now: float) -> list[Instruction]:
+        if self._odd:
+            odd, self._odd = self._odd, ()
+            return [Drop(member, "its sum differs from the others' twice") for member in odd]
         if now < self.deadline:
             return []
         if self.phase is Phase.SUMMING:
@@ -161,23 +181,41 @@ class Closing:
 
     def _judge(self, now: float) -> list[Instruction]:
         """All that answer have answered: the silent go, else laggards fetch, else one goes."""
-        silent = [member for member in self.members if member in self._silent - set(self.votes)]
+        silent = [member for member in self.members if member in self._silent]
         lacking = [m for m in self.members if m not in self.votes and m not in silent]
         self.phase = Phase.SUMMING
         self.deadline = now + self._limit_s * 2.0 ** min(self.rounds, 6)
         if silent:
             return [Drop(member, "silent in a round of averaging") for member in silent]
-        if self.round is not None and self.votes:
-            source = min(self.votes)
-            return [Fetch(self.stage, self.round, member, source) for member in lacking]
-        worst = self._most_missed()
-        if worst is None or len(self.members) == 1:
-            return []
-        return [Drop(worst, "its mates cannot reach it")]
+        return [self._fetch(member) for member in lacking] if self.votes else self._blame()
+
+    def _fetch(self, member: Replica) -> Fetch | Drop:
+        """From each voter in turn, since a member may be unable to reach one of them."""
+        assert self.round is not None
+        tries = self._fetches.get(member, 0)
+        self._fetches[member] = tries + 1
+        if tries >= max(FETCHES, len(self.votes)):
+            return Drop(member, "cannot get the sum of its mates")
+        sources = sorted(self.votes)
+        return Fetch(self.stage, self.round, member, sources[tries % len(sources)])
+
+    def _blame(self) -> list[Instruction]:
+        """Nobody has the sum. The most missed goes, but only if it was so at the last look too.
+
+        The first look may have brought it a prepare that was lost.
+        """
+        suspect, self._suspect = self._suspect, self._most_missed()
+        if self._suspect is None:
+            self._idle += 1
+            if self._idle >= IDLE_PROBES:
+                self.reopen()
+        elif self._suspect == suspect:
+            return [Drop(suspect, "its mates cannot reach it")]
+        return []
 
     def _most_missed(self) -> Replica | None:
         counts = {
-            member: sum(member in missed for missed in self._missed.values())
+            member: sum(member in missed for who, missed in self._missed.items() if who != member)
             for member in self.members
         }
         most = max(counts.values())
@@ -189,15 +227,20 @@ class Closing:
         )
 
     def removed(self, replica: Replica) -> bool:
-        """``replica`` is gone. True if the round stands all the same: somebody holds its sum."""
+        """``replica`` is gone. True if the round stands all the same: somebody holds its sum.
+
+        So it is for one that was removed before, came back empty, and is gone again.
+        """
         if replica not in self.members:
-            return False
+            return self.round is not None and replica in self._expected
         stands = bool(self.votes)
         self.members = tuple(member for member in self.members if member != replica)
         self.votes.pop(replica, None)
         self._silent.discard(replica)
         if stands and self.votes:
-            self.irreplaceable = True
+            self.irreplaceable |= bool(self._expected[replica])
+            if self.phase is Phase.SUMMING:
+                self.deadline = float("-inf")  # what it owed the others will not come
             self._if_ready()
         else:
             self.reopen()
@@ -209,15 +252,28 @@ class Closing:
         self.irreplaceable = False
         self.phase, self.round = Phase.OPEN, None
         self.deadline = float("inf")
-        self.votes, self.members = {}, ()
+        self.votes, self.members, self._silent = {}, (), set()
 
     def _if_ready(self) -> None:
         if set(self.votes) != set(self.members):
             return
-        if len({vote.digest for vote in self.votes.values()}) > 1:
-            self.reopen()
-        else:
+        if len({vote.digest for vote in self.votes.values()}) == 1:
             self.phase, self.deadline = Phase.READY, float("inf")
+            return
+        if self._disagreed:
+            self._odd = self._minority()
+        self._disagreed = True
+        self.reopen()
+
+    def _minority(self) -> tuple[Replica, ...]:
+        """Whose sum is not that of most; where as many differ, of those who hold most."""
+        most: Counter[str] = Counter()
+        work: Counter[str] = Counter()
+        for member, vote in self.votes.items():
+            most[vote.digest] += 1
+            work[vote.digest] += len(self._expected[member])
+        right = max(most, key=lambda digest: (most[digest], work[digest], digest))
+        return tuple(member for member in self.members if self.votes[member].digest != right)
 
     @property
     def outcome(self) -> Vote:

@@ -44,7 +44,11 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Send ``attempt`` to the first stage along ``route``; it may take ``limit_s``."""
+    """Send ``attempt`` to the first stage along ``route``; it may take ``limit_s``.
+
+    An empty mask alone does not mean held-out data: a training microbatch that every stage holds
+    goes once more in this way when only its loss is missing. What ``m`` means is the flight's.
+    """
 
     attempt: Attempt
     route: Route
@@ -117,8 +121,9 @@ class Flight:
         self._wiring, self._window, self._pace = wiring, window, pace
         self._stamps, self._rng = stamps, rng
         self._forward_s: dict[tuple[Stamp, int], float] = {}
-        self._by_stamp: dict[Stamp, Journey] = {}
-        self._todo = sorted(self.journeys)
+        self._launched: dict[Stamp, tuple[Journey, Route]] = {}
+        self._open: set[Stamp] = set()
+        self._single: set[Replica] = set()
 
     @property
     def done(self) -> bool:
@@ -147,6 +152,7 @@ class Flight:
         """
         for stage, replicas in enumerate(stages):
             self._wiring.sync(stage, replicas)
+        self._single = {replicas[0] for replicas in stages if len(replicas) == 1}
         idle = [j for j in self.journeys.values() if j.phase is Phase.IDLE]
         room = self._window.size - self.in_flight
         if room <= 0 or not all(stages):
@@ -163,31 +169,41 @@ class Flight:
         limit_s = self._pace.limit_s(trip.tries)
         self.resent += trip.tries > 0
         trip.send(stamp, route, now, limit_s)
-        self._by_stamp[stamp] = trip
+        self._launched[stamp] = trip, route
+        self._open.add(stamp)
         return Launch(Attempt(stamp, self.mark, trip.m, trip.mask), route, limit_s)
 
     def receipt(self, receipt: Receipt, alone: bool, now: float) -> list[Instruction]:
         """Take in a receipt of this flight. ``alone``: its stage has no other replica."""
-        trip = self._by_stamp.get(receipt.stamp)
-        if trip is None or trip.m != receipt.m:
+        if not self.expects(receipt):
             return []
-        trip.progress(receipt.stamp, now)
+        trip, _ = self._launched[receipt.stamp]
+        trip.progress(receipt.stamp, receipt.stage, receipt.replica, now)
         self._measure(receipt, now)
         if receipt.loss is not None:
             trip.measured(receipt.loss)
         if receipt.verdict in (COUNTED, HELD):
             trip.holds(receipt.stage, receipt.replica)
-        if receipt.verdict == DROPPED:
-            for other in self.journeys.values():
-                other.dropped(receipt.replica)
         todo: list[Instruction] = []
         if receipt.verdict == NOT_FINITE:
-            todo += trip.not_finite(receipt.stage, receipt.replica, alone, now)
+            single = self._single | ({receipt.replica} if alone else set())
+            todo += trip.not_finite(receipt.stamp, receipt.stage, single, now)
         elif receipt.verdict == DROPPED:
-            todo += trip.failed("a replica failed while adding", now)
+            self.dropped(receipt.replica)
+            todo += self.failed(trip.m, receipt.stamp, "a replica failed while adding", now)
         if trip.phase is Phase.DONE:
-            self._arrived(trip, now)
-        return todo
+            self._arrived(trip, receipt.stamp, now)
+        return self._asked(todo)
+
+    def expects(self, receipt: Receipt) -> bool:
+        """Whether ``receipt`` is of an attempt of this flight, from a replica on its lists."""
+        trip, route = self._launched.get(receipt.stamp, (None, ()))
+        return (
+            trip is not None
+            and trip.m == receipt.m
+            and 0 <= receipt.stage < len(route)
+            and receipt.replica in route[receipt.stage]
+        )
 
     def _measure(self, receipt: Receipt, now: float) -> None:
         self.busy(receipt.busy)
@@ -200,21 +216,28 @@ class Flight:
         work_s += self._forward_s.pop(key, 0.0)
         self._wiring.served(receipt.stage, receipt.stamp, receipt.replica, work_s, now)
 
-    def _arrived(self, trip: Journey, now: float) -> None:
-        if trip.stamp is None or self._by_stamp.pop(trip.stamp, None) is None:
+    def _arrived(self, trip: Journey, stamp: Stamp, now: float) -> None:
+        if trip.stamp not in self._open:
             return
-        self._pace.took(now - trip.sent_at)
+        if stamp == trip.stamp:
+            self._pace.took(now - trip.sent_at)
         self._window.succeeded()
         self._close(trip.stamp)
 
+    def end(self) -> None:
+        """Nothing more is waited for: what the open attempts were charged for is refunded."""
+        for stamp in sorted(self._open):
+            self._close(stamp)
+
     def _close(self, stamp: Stamp) -> None:
+        self._open.discard(stamp)
         self._wiring.closed(stamp)
         for key in [key for key in self._forward_s if key[0] == stamp]:
             del self._forward_s[key]
 
     def busy(self, answers: int) -> None:
         """A push met this many busy replicas: fewer microbatches should be in flight."""
-        for _ in range(answers):
+        if answers > 0:
             self._window.busy()
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> list[Instruction]:
@@ -242,7 +265,7 @@ class Flight:
         return self._asked(todo)
 
     def dropped(self, replica: Replica) -> None:
-        """``replica`` was reset: it holds nothing."""
+        """``replica`` was reset, or emptied its accumulators: it holds nothing."""
         for trip in self.journeys.values():
             trip.dropped(replica)
 

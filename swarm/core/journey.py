@@ -8,7 +8,7 @@ known to hold it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
@@ -50,8 +50,12 @@ class Journey:
     """Machine for one microbatch in one step.
 
     ``holders`` maps each stage where ``m`` is known to have counted to who holds it. ``void`` is
-    set once two replicas of a stage (or the only one, twice) found its gradient not finite: the
-    step will be skipped.
+    set once its gradient was not finite on two ways that share no replica (but for stages that
+    have only one): the step will be skipped. Whoever finds such a gradient need not have caused
+    it, so the finder alone is not enough.
+
+    When every stage holds it and only the loss has not come, ``mask`` is empty: it goes once more
+    as an evaluation of the same microbatch.
 
     Args:
         m: the microbatch. stages: how many the model has.
@@ -76,7 +80,8 @@ class Journey:
         self._route: Route = ()
         self._limit_s = 0.0
         self._unanswered: set[Replica] = set()
-        self._not_finite: dict[int, list[Replica]] = {}
+        self._took: dict[int, Replica] = {}
+        self._not_finite: dict[Stamp, frozenset[Replica]] = {}
 
     # -- sending ----------------------------------------------------------------------------
 
@@ -89,22 +94,33 @@ class Journey:
 
     @property
     def shun(self) -> frozenset[Replica]:
-        """Replicas that found the gradient not finite: another one is to look at it."""
-        return frozenset(replica for found in self._not_finite.values() for replica in found)
+        """The way on which the gradient last was not finite: others are to look at it."""
+        return next(reversed(self._not_finite.values()), frozenset())
+
+    @property
+    def _way(self) -> frozenset[Replica]:
+        """Who has the attempt under way, or had it: as told, else the first choice."""
+        firsts = {
+            stage: short_list[0] for stage, short_list in enumerate(self._route) if short_list
+        }
+        return frozenset((firsts | self._took).values())
 
     def send(self, stamp: Stamp, route: Route, now: float, limit_s: float) -> None:
         """It is on its way as attempt ``stamp``; without news for ``limit_s`` it is asked for."""
         self.phase = Phase.FLYING
         self.tries += 1
-        self.stamp, self._route = stamp, route
+        self.stamp, self._route, self._took = stamp, route, {}
         self.sent_at, self._limit_s = now, limit_s
         self.deadline = now + limit_s
 
     # -- news -------------------------------------------------------------------------------
 
-    def progress(self, stamp: Stamp, now: float) -> None:
-        """A sign of life of the attempt under way."""
-        if self.phase is Phase.FLYING and stamp == self.stamp:
+    def progress(self, stamp: Stamp, stage: int, replica: Replica, now: float) -> None:
+        """A sign of life of the attempt under way: ``replica`` has it, or had it."""
+        if stamp != self.stamp:
+            return
+        self._took[stage] = replica
+        if self.phase is Phase.FLYING:
             self.deadline = now + self._limit_s
 
     def holds(self, stage: int, replica: Replica) -> None:
@@ -119,15 +135,18 @@ class Journey:
         self._if_done()
 
     def not_finite(
-        self, stage: int, replica: Replica, alone: bool, now: float
+        self, stamp: Stamp, stage: int, single: Collection[Replica], now: float
     ) -> list[Instruction]:
-        """``replica`` found a gradient that is not finite, and did not count it.
+        """A gradient of attempt ``stamp`` was not finite at ``stage``, and was not counted.
 
-        ``alone``: its stage has no other replica now.
+        ``single``: replicas that are the only one of their stage now.
         """
-        found = self._not_finite.setdefault(stage, [])
-        found.append(replica)
-        if len(set(found)) > 1 or (alone and len(found) > 1):
+        if stamp != self.stamp or self.phase is Phase.DONE:
+            return []
+        way = self._way
+        others = [found for told, found in self._not_finite.items() if told != stamp]
+        self._not_finite[stamp] = way
+        if any((way & found) <= set(single) for found in others):
             self.void = True
             self._end()
             return []
@@ -165,13 +184,13 @@ class Journey:
         """
         if not stands:
             self.dropped(replica)
+        under_way = replica in self._way
+        self._route = tuple(
+            tuple(other for other in short_list if other != replica) for short_list in self._route
+        )
         self._unanswered.discard(replica)
-        if self.phase is Phase.ASKING:
-            self._if_answered()
-            return []
-        if any(replica in short_list for short_list in self._route):
-            return self.failed(f"{replica.peer[-6:]} was removed", now)
-        return []
+        self._if_answered()
+        return self.failed(f"{replica.peer[-6:]} was removed", now) if under_way else []
 
     def dropped(self, replica: Replica) -> None:
         """``replica`` no longer holds ``m`` (it emptied its accumulators, or said so)."""
@@ -199,9 +218,7 @@ class Journey:
             self._if_done()
 
     def _if_done(self) -> None:
-        if self.void or (self.evaluation and self.loss is None):
-            return
-        if not self.mask and (self.evaluation or self.loss is not None):
+        if not self.void and not self.mask and self.loss is not None:
             self._end()
 
     def _end(self) -> None:
@@ -210,5 +227,8 @@ class Journey:
 
 
 def loss_of(journeys: Sequence[Journey]) -> float:
-    """The exact sum of the parts of the loss; NaN if one of them never came back."""
-    return fsum(float("nan") if journey.loss is None else journey.loss for journey in journeys)
+    """The exact sum of the parts of the loss; NaN if one never came back, or there is no sum."""
+    try:
+        return fsum(float("nan") if journey.loss is None else journey.loss for journey in journeys)
+    except (OverflowError, ValueError):  # beyond a float, or infinities of both signs
+        return float("nan")

@@ -12,6 +12,9 @@ from swarm.types import FRESH, Mark, Replica
 GIVEN_UP = 12
 """Unanswered questions after which a replica is forgotten; an announcement brings it back."""
 
+OLD_NEWS_S = 300.0
+"""So long an announcement of a boot that a later one has superseded is taken for an old copy."""
+
 
 class State(StrEnum):
     """ANNOUNCED: seen in the directory, not yet spoken to. READY: at the mark it last told.
@@ -50,16 +53,20 @@ class Roster:
 
     def __init__(self, backoff: Backoff) -> None:
         self._members: dict[Replica, Member] = {}
+        self._superseded: dict[Replica, float] = {}
         self._backoff = backoff
 
     def announced(self, replica: Replica, stage: int, now: float) -> list[Replica]:
         """The directory shows ``replica`` at ``stage``. Returns replicas that this proves dead.
 
-        The same peer with another boot has restarted: what it held before is gone.
+        The same peer with another boot has restarted: what it held before is gone. Directories
+        may show the older boot once more; that is no restart.
         """
-        if replica in self._members:
+        if replica in self._members or self._superseded.get(replica, now) > now:
             return []
         dead = [r for r in self._members if r.peer == replica.peer]
+        self._superseded = {r: until for r, until in self._superseded.items() if until > now}
+        self._superseded |= dict.fromkeys(dead, now + OLD_NEWS_S)
         self._members[replica] = Member(replica, stage, State.ANNOUNCED, None, "", 0, now)
         return dead
 
@@ -67,13 +74,13 @@ class Roster:
         """It has restarted under another boot, or left: nobody will hear of it again."""
         self._members.pop(replica, None)
 
-    def to_ask(self, now: float) -> list[Member]:
-        """Whom to ask where they are, now. Each is asked once until the answer is told here."""
-        due = [
-            member
-            for member in self._members.values()
-            if member.state is not State.READY and not member.asking and member.ask_at <= now
-        ]
+    def to_ask(self, now: float, at: Mark) -> list[Member]:
+        """Whom to ask where they are, now. Each is asked once until the answer is told here.
+
+        Those that are READY at another mark than the run's (``at``) are asked too: a decision
+        may have passed them by.
+        """
+        due = [member for member in self._unsure(at) if member.ask_at <= now]
         for member in due:
             member.asking = True
         return due
@@ -83,16 +90,22 @@ class Roster:
     ) -> Admission:
         """It says that it is at ``mark`` (None: no weights yet); the run is ``at``.
 
+        While it is being admitted (RESET, BEGIN) it is not asked again: ``admitted`` or
+        ``unanswered`` says how that ended.
+
         Only the trainer of a fresh run says BEGIN; a replica elsewhere waits until it can join.
         """
         member = self._members.get(replica)
         if member is None:
             return Admission.WAIT
-        member.asking = False
+        if member.state is State.READY and member.mark == at:
+            member.asking = False
+            return Admission.WAIT  # a decision that it has just applied was quicker
         if mark == at:
             return Admission.RESET
         if mark is None and at == FRESH:
             return Admission.BEGIN
+        member.asking = False
         member.state, member.mark = State.BEHIND, mark
         where = "has no weights" if mark is None else f"is at step {mark.t}"
         member.note = f"{where}, the run is at step {at.t}"
@@ -115,19 +128,25 @@ class Roster:
         member.ask_at = now + self._backoff.pause(member.failures, rng)
 
     def admitted(self, replica: Replica, mark: Mark) -> None:
-        """It obeyed a reset, or applied a decision: it is READY at ``mark``."""
+        """It obeyed a reset, or applied a decision: it is READY at ``mark``.
+
+        Only a step forward makes up for past failures; else one that falls silent in each round
+        would be back at once each time.
+        """
         member = self._members.get(replica)
         if member is None:
             return
+        if mark != member.mark:
+            member.failures = 0
         member.state, member.mark = State.READY, mark
-        member.asking, member.note, member.failures = False, "", 0
+        member.asking, member.note = False, ""
 
     def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
         """It cannot apply the last decision: it is at ``mark`` and has to join anew."""
         member = self._members.get(replica)
         if member is None:
             return
-        member.state, member.mark = State.BEHIND, mark
+        member.state, member.mark, member.asking = State.BEHIND, mark, False
         member.note = "could not follow the last decision"
         member.ask_at = now
 
@@ -153,13 +172,19 @@ class Roster:
     def all(self) -> list[Member]:
         return sorted(self._members.values(), key=lambda member: (member.stage, member.replica))
 
-    def next_ask(self) -> float:
+    def asking(self, replica: Replica, under_way: bool) -> None:
+        """A decision is on its way to it: until that is answered it need not be asked."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.asking = under_way
+
+    def next_ask(self, at: Mark) -> float:
         """When the next question is due."""
-        return min(
-            (
-                member.ask_at
-                for member in self._members.values()
-                if member.state is not State.READY and not member.asking
-            ),
-            default=float("inf"),
-        )
+        return min((member.ask_at for member in self._unsure(at)), default=float("inf"))
+
+    def _unsure(self, at: Mark) -> list[Member]:
+        return [
+            member
+            for member in self._members.values()
+            if not member.asking and (member.state is not State.READY or member.mark != at)
+        ]

@@ -104,26 +104,37 @@ class Step:
         self._todo: list[Instruction] = []
         self._removed: set[Replica] = set()
         self._applied: list[set[Replica]] = [set() for _ in closings]
+        self._reset_at: dict[Replica, Stamp] = {}
 
     # -- events -----------------------------------------------------------------------------
 
     def receipt(self, receipt: Receipt, now: float) -> None:
-        alone = len(self._members(receipt.stage)) < 2
-        self._add(self.flight.receipt(receipt, alone, now), now)
-        if receipt.verdict == fly.DROPPED:
+        """Only members are believed, and only on work that no reset has undone since."""
+        members = self._members(receipt.stage)
+        if receipt.replica not in members or not self._current(receipt.replica, receipt.stamp):
+            return
+        if receipt.verdict == fly.DROPPED and self.flight.expects(receipt):
             self.closings[receipt.stage].reopen()
+        self._add(self.flight.receipt(receipt, len(members) < 2, now), now)
         self.unreachable(receipt.skipped)
+
+    def _current(self, replica: Replica, stamp: Stamp) -> bool:
+        """Whether what ``replica`` says of ``stamp`` still holds: no reset, no decision since."""
+        reset = self._reset_at.get(replica)
+        return self.decision is None and (reset is None or stamp > reset)
 
     def unreachable(self, replicas: Sequence[Replica]) -> None:
         """Somebody could not open a connection to ``replicas``."""
-        self._todo += [Probe(replica) for replica in replicas if replica not in self._removed]
+        known = {r for stage in range(len(self.closings)) for r in self._members(stage)}
+        self._todo += [Probe(replica) for replica in replicas if replica in known]
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> None:
         """A hop gave up on attempt ``stamp`` of ``m``."""
         self._add(self.flight.failed(m, stamp, reason, now), now)
 
     def answered(self, ask: Ask, stage: int, holds: bool, loss: float | None = None) -> None:
-        self.flight.answered(ask, stage, holds, loss)
+        current = self._current(ask.replica, ask.stamp) and ask.replica not in self._removed
+        self.flight.answered(ask, stage, holds and current, loss)
 
     def prepared(
         self, replica: Replica, round_: Stamp, missed: Sequence[Replica], now: float, *, stage: int
@@ -134,34 +145,37 @@ class Step:
     def mismatched(self, found: Mismatch, round_: Stamp, *, stage: int) -> None:
         """What ``replica`` holds is not what was expected: reconcile, then prepare anew.
 
-        What no member holds goes again; of two that hold the same, the one with less is reset.
+        What no member holds goes again; of those that hold the same, the one with less is reset.
         """
-        closing = self.closings[stage]
-        if closing.round != round_:
+        closing, members = self.closings[stage], self._members(stage)
+        if round_ != closing.latest or not self._current(found.replica, round_):
+            return
+        if found.replica not in (members if closing.round is None else closing.members):
             return
         closing.reopen()
+        self.flight.keep_only(stage, members)
+        trips = self.flight.journeys
         believed = self.flight.held_by(stage, found.replica)
         for m in believed - found.holds:
-            self.flight.journeys[m].dropped(found.replica)
-        for m in sorted(found.holds - believed):
-            trip = self.flight.journeys.get(m)
-            other = trip.holders.get(stage) if trip is not None else None
-            if trip is None or other is not None:
-                self._reset_lesser(stage, found, other)
-                return
-            trip.holds(stage, found.replica)
+            trips[m].dropped(found.replica)
+        extra = sorted(found.holds - believed)
+        unknown = [m for m in extra if m not in trips]
+        rivals = {
+            trips[m].holders[stage] for m in extra if m in trips and stage in trips[m].holders
+        }
+        theirs = sum(len(self.flight.held_by(stage, rival)) for rival in rivals)
+        if unknown or (rivals and theirs >= len(found.holds)):
+            self._reset(stage, found.replica)
+            return
+        for rival in sorted(rivals):
+            self._reset(stage, rival)
+        for m in extra:
+            trips[m].holds(stage, found.replica)
 
-    def _reset_lesser(self, stage: int, found: Mismatch, other: Replica | None) -> None:
-        loser = found.replica
-        if other is not None and len(self.flight.held_by(stage, other)) < len(found.holds):
-            loser = other
-            for m in found.holds & set(self.flight.journeys):
-                trip = self.flight.journeys[m]
-                if trip.holders.get(stage) in (None, other):
-                    trip.dropped(other)
-                    trip.holds(stage, found.replica)
-        self.flight.dropped(loser)
-        self._todo.append(Reset(stage, loser, self._stamps.take()))
+    def _reset(self, stage: int, replica: Replica) -> None:
+        self.flight.dropped(replica)
+        self._reset_at[replica] = self._stamps.take()
+        self._todo.append(Reset(stage, replica, self._reset_at[replica]))
 
     def vote(self, replica: Replica, vote: Vote, *, stage: int) -> None:
         self.closings[stage].vote(replica, vote)
@@ -171,7 +185,8 @@ class Step:
         self._add(self.closings[stage].hurry(round_, now), now)
 
     def applied(self, replica: Replica, *, stage: int) -> None:
-        """``replica`` has applied the decision and is at the new mark."""
+        """``replica`` has applied the decision: it is at the new mark, and no longer removed."""
+        self._removed.discard(replica)
         self._applied[stage].add(replica)
 
     def remove(self, replica: Replica, reason: str, now: float) -> None:
@@ -180,15 +195,23 @@ class Step:
             return
         self._removed.add(replica)
         self._todo.append(Remove(replica, reason))
+        if self.decision is not None:
+            return
         stands = any([closing.removed(replica) for closing in self.closings])
         self._add(self.flight.lost(replica, now, stands=stands), now)
 
     def admitted(self, replica: Replica, *, stage: int) -> None:
-        """``replica`` is READY (again), holding nothing: it takes part in the stage's round too."""
+        """``replica`` is READY (again), holding nothing: it takes part in the stage's round too.
+
+        Not if a round there must stand. After the decision it is told that: it may have the sum.
+        """
         self._removed.discard(replica)
-        closing = self.closings[stage]
-        if self.decision is None and not closing.irreplaceable:
-            closing.reopen()
+        self._reset_at[replica] = self._stamps.take()
+        if self.decision is not None:
+            self._todo.append(Decide(replica, self.decision))
+        elif not self.closings[stage].irreplaceable:
+            self.closings[stage].reopen()
+            self.flight.dropped(replica)
 
     def _members(self, stage: int) -> list[Replica]:
         return [replica for replica in self._ready(stage) if replica not in self._removed]
@@ -210,15 +233,17 @@ class Step:
             self._decide(skip=True)
             return
         stages = [self._members(stage) for stage in range(len(self.closings))]
-        self._add(self.flight.fill(stages, now), now)
         for closing in self.closings:
             self._close(closing, stages[closing.stage], now)
+        self._add(self.flight.fill(stages, now), now)
         ready = all(closing.phase is close.Phase.READY for closing in self.closings)
         if ready and self.flight.done:
             self._decide(skip=False)
 
     def _close(self, closing: Closing, members: list[Replica], now: float) -> None:
         if closing.phase is not close.Phase.OPEN or not members:
+            return
+        if not self.flight.stage_done(closing.stage):
             return
         self.flight.keep_only(closing.stage, members)
         if not self.flight.stage_done(closing.stage):
@@ -235,6 +260,7 @@ class Step:
             finite = all(vote.finite for vote in votes)
             update, norm = self._decider([vote.squared_norm for vote in votes], finite)
             rounds = tuple((vote.round, vote.digest) for vote in votes)
+        self.flight.end()
         counts = tuple(self._counts(closing.stage) for closing in self.closings)
         self.decision = Decision(
             self.flight.mark, self._to, rounds, update, counts, self.flight.loss(), norm
@@ -254,7 +280,7 @@ class Step:
     @property
     def finished(self) -> bool:
         """The decision stands and each stage has a replica at the new mark."""
-        return self.decision is not None and all(self._applied)
+        return self.decision is not None and all(done - self._removed for done in self._applied)
 
     def deadline(self) -> float:
         """When ``advance`` has something to do even if nothing happens."""
