@@ -165,7 +165,7 @@ class Instructions:
                 step.prepared(replica, do.round, answer.missed, now, stage=do.stage)
             case msg.Prepared():
                 step.mismatched(Mismatch(replica, answer.holds), do.round, stage=do.stage)
-            case msg.At():
+            case msg.At() if step.decision is None:
                 step.remove(replica, "is at another mark", now)
             case msg.Refused() if answer.term is None:
                 log.debug("a prepare was refused by %s: %s", replica.peer, answer.reason)

@@ -161,7 +161,12 @@ class StageOwner:
         self.mark = FRESH
 
     def reset(self, stamp: Stamp) -> None:
-        """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts."""
+        """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts.
+
+        A reset that comes late, or again, must not drop what was counted since.
+        """
+        if self.ledger.bar is not None and stamp <= self.ledger.bar:
+            return
         self.ledger.raise_bar(stamp)
         self.drop()
 

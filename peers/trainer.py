@@ -198,6 +198,7 @@ class Trainer:
         """Mean loss over held-out microbatches at the present mark."""
         flight = self._flight([self._journey(m, evaluation=True) for m in range(microbatches)])
         await self._drive(Evaluation(flight, self.stages, ready=self.ready))
+        flight.end()
         # A part of the loss is scaled by the microbatch's share of a whole batch.
         return flight.loss() * self.manifest.batch.microbatches / microbatches
 

@@ -129,7 +129,7 @@ class Wiring:
             self._bans.succeeded(gone)
         for replica in wanted:
             if replica not in servers:
-                servers[replica] = away.pop(replica, None) or _Server()
+                servers[replica] = away.pop(replica) if replica in away else _Server()
                 servers[replica].enter(self._floor[stage])
         while len(away) > AWAY:
             del away[next(iter(away))]
