@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import anyio
+import torch
 import trio
 import trio.testing
 from anyio.abc import TaskGroup
@@ -19,15 +20,19 @@ from dht.identity import Identity
 from dht.memory import MemoryDirectory, MemoryDirectoryStore
 from peers.entering import Entered
 from peers.executor import InlineExecutor
-from peers.faults import FaultPlan, FaultyTransport
+from peers.faults import Drop, FaultPlan, FaultyTransport, Rule
 from peers.memory import MemoryNetwork, MemoryTransport
 from peers.node import Node
 from peers.rpc import Caller
-from peers.trainer import Trainer
+from peers.stage import StageOwner
+from peers.trainer import StepDone, Trainer
+from peers.transport import Frame, refusal
 from swarm.data import Batches, load_batches
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
+from swarm.reference import ReferenceRun, run_reference
+from swarm.types import PeerId
 
 DIGITS = "tests.digits_model:mlp"
 SAMPLES = "tests.digits_model:digits"
@@ -45,7 +50,8 @@ def digits_manifest(**changes: object) -> Manifest:
         "optimizer.warmup_steps": 0,
         "stages.count": 2,
     }
-    return Manifest.from_tree({}).changed(tree | {k.replace("__", "."): v for k, v in changes.items()})
+    given = {name.replace("__", "."): value for name, value in changes.items()}
+    return Manifest.from_tree({}).changed(tree | given)
 
 
 def identity(number: int) -> Identity:
@@ -61,8 +67,18 @@ class Peer:
 
     node: Node
     executor: InlineExecutor
+    transport: FaultyTransport
     scope: anyio.CancelScope
     unit_s: float
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.node.me.peer
+
+    @property
+    def stage(self) -> StageOwner:
+        assert self.node.server is not None
+        return self.node.server.host.stage
 
     def slow_down(self, factor: float) -> None:
         self.unit_s *= factor
@@ -81,10 +97,33 @@ class World:
     seed: int
     peers: dict[str, Peer] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
+    done: list[StepDone] = field(default_factory=list)
+    on_start: Callable[[Peer], None] | None = None
     started: int = 0
 
+    async def start_all(self, replicas: int) -> None:
+        """So many replicas of each stage, all the same; returns when step 0 may begin."""
+        for _ in range(replicas):
+            for stage in range(self.manifest.stages.count):
+                await self.start(stage)
+        await self.trainer.wait_for_start()
+
+    async def wait_for(self, stage: int, replicas: int) -> None:
+        """Until the trainer takes so many replicas of ``stage`` for ready."""
+        while len(self.trainer.ready(stage)) < replicas:
+            self.trainer.admissions.ask()
+            await anyio.sleep(0.1)
+
+    async def train(self, steps: int) -> None:
+        """Steps one after the other; what came of them is in ``done``."""
+        for _ in range(steps):
+            self.done.append(await self.trainer.step())
+
+    def of_stage(self, stage: int) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.node.stage == stage]
+
     async def start(self, stage: int, *, unit_s: float = 0.01, key: int | None = None) -> Peer:
-        """Start a node and wait until it serves."""
+        """Start a node and wait until it serves. ``on_start`` may tamper with it."""
         self.started += 1
         me = identity(100 + (key if key is not None else self.started))
         peer: Peer
@@ -104,7 +143,7 @@ class World:
             rng=random.Random(self.seed * 1000 + self.started),
             say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
         )
-        peer = Peer(node, executor, anyio.CancelScope(), unit_s)
+        peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s)
         self.peers[me.peer_id] = peer
 
         async def live(*, task_status: trio.TaskStatus[None]) -> None:
@@ -112,6 +151,8 @@ class World:
                 await node.run(task_status=task_status)  # type: ignore[arg-type]
 
         await self.tasks.start(live)
+        if self.on_start is not None:
+            self.on_start(peer)
         return peer
 
     async def kill(self, peer: Peer) -> None:
@@ -119,6 +160,28 @@ class World:
         self.network.kill(peer.node.me.peer)
         peer.node.server.host.trainer = None  # type: ignore[union-attr]  # no goodbye
         peer.scope.cancel()
+
+    def freeze(self, peer: Peer) -> Rule:
+        """As SIGSTOP or a pulled cable: nothing comes through, either way, until ``thaw``."""
+        ends = peer.peer_id
+        return self.faults.add(lambda link, _: ends in (link.source, link.target), Drop())
+
+    def thaw(self, frozen: Rule) -> None:
+        self.faults.remove(frozen)
+
+    async def refuse(self, peer: Peer) -> None:
+        """It answers everything with a refusal from now on."""
+
+        async def no(sender: PeerId, frame: Frame) -> Frame:
+            del sender, frame
+            return refusal("out of order")
+
+        await peer.transport.serve(no)
+
+    async def obey(self, peer: Peer) -> None:
+        """The end of ``refuse``."""
+        assert peer.node.server is not None
+        await peer.transport.serve(peer.node.server.handle)
 
     def sha256(self) -> str:
         """Of the weights of one replica per stage at the trainer's mark; all must be equal."""
@@ -133,6 +196,10 @@ class World:
                     tensors |= own
             assert len(found) == 1, f"stage {stage}: {len(found)} different weights at one mark"
         return weights_sha256(tensors)
+
+
+def reference(manifest: Manifest, steps: int) -> ReferenceRun:
+    return run_reference(manifest, steps=steps, clock=lambda: 0.0, allow={DIGITS, SAMPLES})
 
 
 def batches_of(manifest: Manifest) -> Batches:
@@ -178,7 +245,13 @@ def run_world(
             await scenario(world)
             tasks.cancel_scope.cancel()
 
-    random_ = trio._core._run._r  # type: ignore[attr-defined]
-    random_.seed(seed)
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    scheduler = trio._core._run  # type: ignore[attr-defined]
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
+    scheduler._r.seed(seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that wait for each other cost more than these tensors
+    try:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    finally:
+        torch.set_num_threads(threads)
     return kept[0]
