@@ -85,7 +85,7 @@ class LocalSwarm:
 
         async def one(child: Child) -> None:
             code = await child.process.wait()
-            if self.ending:
+            if self.ending or code == 0:
                 return
             if code == 2:
                 raise UserError(f"{child.name} could not start: {last_line(child.log)}")
