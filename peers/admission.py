@@ -76,7 +76,7 @@ class Admissions:
     def ask(self) -> None:
         """Ask all that are due."""
         trainer = self._trainer
-        for member in trainer.roster.to_ask(anyio.current_time(), trainer.mark):
+        for member in trainer.roster.to_ask(anyio.current_time(), *trainer.marks):
             trainer.tasks.start_soon(self._ask, member)
 
     async def _ask(self, member: Member) -> None:

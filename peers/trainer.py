@@ -124,6 +124,12 @@ class Trainer:
         have = [(stage, len(self.ready(stage))) for stage in range(self.stages)]
         return [(stage, count) for stage, count in have if count < need]
 
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Where replicas may be: at the run's mark, or beyond it by a decision that stands."""
+        decision = self.work.decision if isinstance(self.work, Step) else None
+        return (self.mark,) if decision is None else (self.mark, decision.to)
+
     def wake(self) -> None:
         self._wake.set()
 
@@ -143,7 +149,7 @@ class Trainer:
     async def _pause(self, until: float) -> None:
         """Until something happens, ``until``, or the next question to a stranger is due."""
         self.admissions.ask()
-        until = min(until, self.roster.next_ask(self.mark))
+        until = min(until, self.roster.next_ask(*self.marks))
         with anyio.move_on_at(until) if until < float("inf") else anyio.CancelScope():
             await self._wake.wait()
         if self._wake.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,11 +75,11 @@ class Roster:
         """It has restarted under another boot, or left: nobody will hear of it again."""
         self._members.pop(replica, None)
 
-    def to_ask(self, now: float, at: Mark) -> list[Member]:
+    def to_ask(self, now: float, *at: Mark) -> list[Member]:
         """Whom to ask where they are, now. Each is asked once until the answer is told here.
 
-        Those that are READY at another mark than the run's (``at``) are asked too: a decision
-        may have passed them by.
+        Those that are READY at another mark than the run's (``at``; two while a decision is being
+        applied) are asked too: a decision may have passed them by.
         """
         due = [member for member in self._unsure(at) if member.ask_at <= now]
         for member in due:
@@ -178,13 +179,13 @@ class Roster:
         if member is not None:
             member.asking = under_way
 
-    def next_ask(self, at: Mark) -> float:
+    def next_ask(self, *at: Mark) -> float:
         """When the next question is due."""
         return min((member.ask_at for member in self._unsure(at)), default=float("inf"))
 
-    def _unsure(self, at: Mark) -> list[Member]:
+    def _unsure(self, at: Sequence[Mark]) -> list[Member]:
         return [
             member
             for member in self._members.values()
-            if not member.asking and (member.state is not State.READY or member.mark != at)
+            if not member.asking and (member.state is not State.READY or member.mark not in at)
         ]
