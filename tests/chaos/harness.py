@@ -100,6 +100,7 @@ class World:
     done: list[StepDone] = field(default_factory=list)
     on_start: Callable[[Peer], None] | None = None
     started: int = 0
+    _reached: dict[int, anyio.Event] = field(default_factory=dict)
 
     async def start_all(self, replicas: int) -> None:
         """So many replicas of each stage, all the same; returns when step 0 may begin."""
@@ -118,6 +119,15 @@ class World:
         """Steps one after the other; what came of them is in ``done``."""
         for _ in range(steps):
             self.done.append(await self.trainer.step())
+            reached = self._reached.pop(len(self.done), None)
+            if reached is not None:
+                reached.set()
+
+    async def reaches(self, steps: int) -> None:
+        """Until so many steps are done and some microbatches of the next are on their way."""
+        if len(self.done) < steps:
+            await self._reached.setdefault(steps, anyio.Event()).wait()
+        await anyio.sleep(0.05)
 
     def of_stage(self, stage: int) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.node.stage == stage]
