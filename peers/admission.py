@@ -117,7 +117,7 @@ class Admissions:
             case Admission.RESET:
                 await self._admit(replica, begin=False)
             case Admission.WAIT:
-                self._say_behind(replica)
+                await self._say_behind(replica)
 
     def _follows(self, replica: Replica) -> bool:
         """Whether it took part until now, as far as we know."""
@@ -135,13 +135,7 @@ class Admissions:
     async def _admit(self, replica: Replica, *, begin: bool) -> None:
         trainer = self._trainer
         mark = trainer.mark
-        message = msg.Reset(
-            run=trainer.manifest.run_id,
-            to=replica.boot,
-            stamp=trainer.stamps.take(),
-            mark=mark,
-            begin=begin,
-        )
+        message = self._reset(replica, begin=begin)
         answer = (await trainer.caller.call(replica.peer, message)).message
         if isinstance(answer, msg.Refused) and answer.term is not None:
             self._outrank(answer.term)
@@ -156,7 +150,18 @@ class Admissions:
         self._said.pop(replica, None)
         trainer.on_event(f"{replica.peer[-6:]} serves stage {member.stage} at step {mark.t}")
 
-    def _say_behind(self, replica: Replica) -> None:
+    def _reset(self, replica: Replica, *, begin: bool) -> msg.Reset:
+        trainer = self._trainer
+        return msg.Reset(
+            run=trainer.manifest.run_id,
+            to=replica.boot,
+            stamp=trainer.stamps.take(),
+            mark=trainer.mark,
+            begin=begin,
+        )
+
+    async def _say_behind(self, replica: Replica) -> None:
+        """To our owner, and once to the replica's: a reset that it cannot follow tells it."""
         member = self._trainer.roster.get(replica)
         if member is None or member.state is not State.BEHIND:
             return
@@ -166,6 +171,7 @@ class Admissions:
                 f"{replica.peer[-6:]} (stage {member.stage}) {member.note}: it waits, since "
                 "joining in mid-run is not there yet"
             )
+            await self._trainer.caller.call(replica.peer, self._reset(replica, begin=False))
 
     # -- what is known of a stage -----------------------------------------------------------
 

@@ -178,6 +178,11 @@ class ReplicaServer:
             await self.lane.control("begin", stage.begin, lambda _: self._advanced())
             self.on_change(f"serves stage {stage.stage} from the initial weights")
         if stage.mark != message.mark:
+            where = "has no weights" if stage.mark is None else f"is at step {stage.mark.t}"
+            self.on_change(
+                f"the run is at step {message.mark.t}, this replica {where}: it waits, since "
+                "joining in mid-run is not there yet"
+            )
             return msg.At(mark=stage.mark)
         self.passes.intake.raise_bar(message.stamp)
         self.averager.end()

@@ -1,0 +1,92 @@
+"""A swarm put together by hand: a coordinator, and nodes that choose their stage and leave."""
+
+import signal
+
+import pytest
+
+from tests.multiprocess.support import (
+    Command,
+    assert_equals_reference,
+    metrics,
+    running,
+    scratch,
+    wait_for_step,
+    write_manifest,
+)
+
+LIMIT_S = 10.0
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+@pytest.fixture
+def folder():
+    with scratch() as path:
+        yield path
+
+
+def coordinator(folder, manifest):
+    out = folder / "out"
+    return running(
+        folder, "coordinator", manifest, "--out", out, "--listen", LOOPBACK, name="coordinator"
+    )
+
+
+def join_line(command: Command) -> list[str]:
+    """What a volunteer pastes, less the word ``swarm``."""
+    line = next(line for line in command.wait_until_says("--join").splitlines() if "--join" in line)
+    words = line.split()
+    assert words[:2] == ["swarm", "node"]
+    return words[1:]
+
+
+def node(folder, join, name):
+    """A volunteer with a key of its own and no wish for a stage."""
+    key = folder / f"{name}.key"
+    return running(folder, *join, "--listen", LOOPBACK, "--identity", key, name=name)
+
+
+def test_two_volunteers_train_two_stages(folder):
+    manifest = write_manifest(folder, stages=2, steps=3)
+    with coordinator(folder, manifest) as lead:
+        join = join_line(lead)
+        with node(folder, join, "first") as first:
+            stage = int(first.wait_until_says("waits for a trainer").partition("stage ")[2][0])
+            with node(folder, join, "second") as second:
+                other = 1 - stage
+                second.wait_until_says(f"stage {other}:")
+                lead.succeed()
+                first.succeed()
+                second.succeed()
+                assert "finished: the run is complete" in first.out
+                assert f"serves stage {other} from the initial weights" in second.out
+        for command in (lead, first, second):
+            assert command.living() == []
+            assert command.socket_folders() == []
+    assert_equals_reference(folder, folder / "out")
+
+
+def test_one_who_is_late_waits_and_one_who_leaves_is_not_missed(folder):
+    steps = 100_000
+    manifest = write_manifest(folder, stages=1, steps=steps, more="[start]\nreplicas = 2\n")
+    out = folder / "out"
+    with coordinator(folder, manifest) as lead:
+        join = join_line(lead)
+        with node(folder, join, "one") as one, node(folder, join, "two"):
+            wait_for_step(lead, out, 1)
+            with node(folder, join, "late") as late:
+                lead.wait_until_says("it waits, since joining in mid-run is not there yet")
+                late.wait_until_says("has no weights: it waits")
+                late.signal_group(signal.SIGINT)
+                assert late.wait(LIMIT_S) == 130
+            one.signal_group(signal.SIGINT)
+            assert one.wait(LIMIT_S) == 130
+            assert one.living() == []
+            lead.wait_until_says("left: stopped by its owner")
+            done = len(metrics(out))
+            wait_for_step(lead, out, done + 3)
+            lead.signal_group(signal.SIGINT)
+            assert lead.wait(LIMIT_S) == 130, lead.said
+            assert lead.living() == []
+    counts = [line["replicas"][0] for line in metrics(out)]
+    assert counts[-1] == 1
+    assert all(line["seconds"] < 5 for line in metrics(out)), "a goodbye costs no waiting"
