@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 import anyio
 
 from peers.executor import Executor
+
+log = logging.getLogger("swarm.node")
 
 T = TypeVar("T")
 
@@ -78,7 +81,9 @@ class Lane:
             item.result = await self._executor.lane(item.work, item.function)
             if item.then is not None:
                 item.then(item.result)
-        except (RuntimeError, MemoryError) as error:
-            item.error = error
+        except Exception as error:
+            log.error("%s failed: %s", item.work, error)
+            log.debug("where it came from", exc_info=error)
+            item.error = error  # whoever waits for it is told
         finally:
             item.done.set()

@@ -140,9 +140,12 @@ class Passes:
         started = anyio.current_time()
         try:
             passed = await self._executor.lane(self._work(job), partial(self._compute, job, load))
-        except (RuntimeError, MemoryError) as error:
-            reason = f"stage {self._stage.stage}: {str(error).splitlines()[0][:200]}"
+        except Exception as error:
+            # Whatever a model makes of its input, a target out of range say, ends that pass alone.
+            what = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = f"stage {self._stage.stage}: {what[:200]}"
             log.error("a pass failed: %s", reason)
+            log.debug("where it came from", exc_info=error)
             self._tasks.start_soon(self._tell_failed, job, reason, [])
             self.intake.cancel(job.attempt.stamp)
             passed = Passed(None, "failed")
