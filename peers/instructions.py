@@ -198,9 +198,11 @@ class Instructions:
         trainer.roster.asking(replica, True)
         answer = await self._insist(replica, message, "did not answer a decision")
         trainer.roster.asking(replica, False)
-        if not isinstance(answer, msg.At):
+        if answer is None:
             return
-        if answer.mark == do.decision.to:
+        if not isinstance(answer, msg.At):
+            trainer.lose(replica, f"refused a decision ({getattr(answer, 'reason', answer.kind)})")
+        elif answer.mark == do.decision.to:
             self.applied(replica, do.decision)
         else:
             trainer.lose(replica, "cannot apply the decision")

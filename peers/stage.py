@@ -68,6 +68,7 @@ class StageOwner:
         self._inputs: dict[Stamp, Tensor] = {}
         self._total: Tensor | None = None
         self._spare: Tensor | None = None
+        self._spoilt = False
 
     # -- passes -----------------------------------------------------------------------------
 
@@ -134,9 +135,10 @@ class StageOwner:
         self.end_round()
         try:
             self._add()
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
             # Part of it may be in the accumulators: nothing there can be trusted any more.
             log.error("adding a gradient failed (%s); what was held is dropped", error)
+            log.debug("where it came from", exc_info=error)
             self.drop()
             return flight.DROPPED
         self.ledger.count(attempt)
@@ -158,7 +160,8 @@ class StageOwner:
 
     def begin(self) -> None:
         """The trainer of a fresh run says so: these initial weights are the run's."""
-        self.mark = FRESH
+        if not self._spoilt:
+            self.mark = FRESH
 
     def reset(self, stamp: Stamp) -> None:
         """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts.
@@ -235,7 +238,13 @@ class StageOwner:
                 return self.mark
             if (self.sealed.round, self.sealed.digest) != round_:
                 return self.mark
-            self.model.apply(self._total, update)
+            try:
+                self.model.apply(self._total, update)
+            except Exception:
+                # Part of the weights may have moved: this replica is at no mark any more.
+                self.mark, self._spoilt = None, True
+                self.drop()
+                raise
         self.end_round()
         self.model.clear_accumulators()
         self.ledger.advance(to)
