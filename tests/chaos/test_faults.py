@@ -23,6 +23,7 @@ def expected():
 
 
 def check(world: World, audit: Audit, expected) -> None:
+    assert not audit.problems
     losses = [result.loss for result in expected.results]
     assert [done.loss for done in world.done] == pytest.approx(losses, rel=1e-5)
     assert world.sha256() == expected.sha256
@@ -177,8 +178,10 @@ def test_adding_fails_half_way(expected) -> None:
 def test_the_audit_sees_a_microbatch_that_is_not_counted_once(times: int) -> None:
     """Ledgers are right and all sums equal: only looking into them shows it."""
 
+    audits: list[Audit] = []
+
     async def scenario(world: World) -> None:
-        Audit(world, counting=True)
+        audits.append(Audit(world, counting=True))
         await world.start_all(1)
         owner = world.of_stage(1)[0].stage
         add = owner._add
@@ -192,9 +195,8 @@ def test_the_audit_sees_a_microbatch_that_is_not_counted_once(times: int) -> Non
         owner._add = wrong  # type: ignore[method-assign]
         await world.train(1)
 
-    with pytest.raises(BaseExceptionGroup) as caught:
-        run_world(digits_manifest(), scenario)
-    assert caught.group_contains(AssertionError, match="wrong sums of")
+    run_world(digits_manifest(), scenario)
+    assert audits[0].problems == ["stage 1: wrong sums of [3]"]
 
 
 TRANSIENT = ["receipt", "vote", "prepare", "part", "sum", "forward", "backward", "decide", "cancel"]
@@ -245,6 +247,29 @@ def test_a_mix_of_faults(seed: int, expected) -> None:
     if counting:
         manifest = digits_manifest(start__replicas=3)
     world = run_world(manifest, scenario, seed=seed)
+    assert not audits[0].problems
     assert audits[0].applies >= 2 * STEPS
     if not counting:
         check(world, audits[0], expected)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_replica_whose_optimizer_fails_is_left_behind(step: int, expected) -> None:
+    """Half of its weights may have moved, so it is at no mark any more; the others go on."""
+
+    async def trouble(world: World) -> None:
+        model = world.of_stage(1)[0].stage.model
+        apply = model.apply
+        calls = iter(range(1000))
+
+        def half(total, update) -> None:
+            if next(calls) == step:
+                model.weights[: model.length // 2] += 1
+                raise IndexError
+            apply(total, update)
+
+        model.apply = half  # type: ignore[method-assign]
+
+    world = run_with(trouble, expected)
+    assert world.of_stage(1)[0].stage.mark is None
+    assert world.of_stage(1)[0].stage.ledger.held == set()

@@ -18,14 +18,18 @@ SCHEDULE = {"optimizer__warmup_steps": 2, "optimizer__total_steps": 6}
 def train(manifest, replicas: int, steps: int, tamper: Callable[[World], None] | None = None):
     """The world after ``steps`` steps; weights are compared at every mark on the way."""
 
+    audits: list[Audit] = []
+
     async def scenario(world: World) -> None:
-        Audit(world, counting=False)
+        audits.append(Audit(world, counting=False))
         await world.start_all(replicas)
         if tamper is not None:
             tamper(world)
         await world.train(steps)
 
-    return run_world(manifest.changed({"start.replicas": replicas}), scenario)
+    world = run_world(manifest.changed({"start.replicas": replicas}), scenario)
+    assert not audits[0].problems
+    return world
 
 
 def losses(results) -> list[float]:
