@@ -11,7 +11,7 @@ import anyio
 from dht.records import PeerRecord, decode_all, stage_key
 from peers import messages as msg
 from swarm.core.roster import Admission, Member, State
-from swarm.core.step import Decide, Step
+from swarm.core.step import Decide
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica, Term
 
@@ -100,15 +100,20 @@ class Admissions:
         member = trainer.roster.get(replica)
         if member is not None:
             self._lengths[member.stage] = answer.values
-        step = trainer.work
-        decision = step.decision if isinstance(step, Step) else None
-        decision = decision or trainer.last_decision
-        if decision is not None and answer.mark == decision.to:
-            trainer.instructions.applied(replica, decision)
+        stands = trainer.standing
+        if stands is not None and answer.mark == stands.to:
+            trainer.instructions.applied(replica, stands)
             return
-        if decision is not None and answer.mark == decision.mark and self._follows(replica):
+        decision = stands or trainer.last_decision
+        if decision is not None and answer.mark == decision.mark and self._may_follow(replica):
             # It may hold the sum that the decision names: a reset would throw it away.
             await trainer.instructions.decide(Decide(replica, decision))
+            return
+        now = anyio.current_time()
+        if stands is not None and answer.mark == stands.mark:
+            # It cannot follow, and to begin again at a mark that is being left would be in vain.
+            periods = trainer.manifest.periods
+            trainer.roster.behind(replica, answer.mark, now + periods.watch_s)
             return
         now = anyio.current_time()
         match trainer.roster.answered(replica, answer.mark, trainer.mark, now, trainer.rng):
@@ -119,10 +124,10 @@ class Admissions:
             case Admission.WAIT:
                 await self._say_behind(replica)
 
-    def _follows(self, replica: Replica) -> bool:
-        """Whether it took part until now, as far as we know."""
+    def _may_follow(self, replica: Replica) -> bool:
+        """Whether it has not been found unable to follow yet."""
         member = self._trainer.roster.get(replica)
-        return member is not None and member.state in (State.READY, State.REMOVED)
+        return member is not None and member.state is not State.BEHIND
 
     def _outrank(self, term: int) -> None:
         """Before the first step a higher number can still be taken; afterwards we are replaced."""

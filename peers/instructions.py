@@ -219,8 +219,11 @@ class Instructions:
             trainer.roster.behind(replica, decision.to, anyio.current_time())
             return
         trainer.roster.admitted(replica, decision.to)
-        if isinstance(trainer.work, Step) and trainer.work.decision is decision:
-            trainer.work.applied(replica, stage=member.stage)
+        work = trainer.work
+        if isinstance(work, Step) and work.decision is decision:
+            work.applied(replica, stage=member.stage)
+        elif work is not None:
+            work.admitted(replica, stage=member.stage)  # the next step is under way
 
     async def _insist(
         self, replica: Replica, message: msg.Message, else_removed: str

@@ -125,10 +125,15 @@ class Trainer:
         return [(stage, count) for stage, count in have if count < need]
 
     @property
+    def standing(self) -> Decision | None:
+        """The decision that the step under way has come to, while replicas apply it."""
+        decision = self.work.decision if isinstance(self.work, Step) else None
+        return decision if decision is not None and decision.mark == self.mark else None
+
+    @property
     def marks(self) -> tuple[Mark, ...]:
         """Where replicas may be: at the run's mark, or beyond it by a decision that stands."""
-        decision = self.work.decision if isinstance(self.work, Step) else None
-        return (self.mark,) if decision is None else (self.mark, decision.to)
+        return (self.mark,) if self.standing is None else (self.mark, self.standing.to)
 
     def wake(self) -> None:
         self._wake.set()
