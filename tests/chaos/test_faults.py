@@ -87,6 +87,41 @@ def test_a_replica_hangs_and_comes_back(stage: int, seconds: float, expected) ->
 
 
 @pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("seconds", [20.0, 200.0])
+def test_a_whole_stage_hangs_and_comes_back(stage: int, seconds: float, expected) -> None:
+    """All of it was removed; each is admitted to the step again, holding nothing."""
+
+    async def trouble(world: World) -> None:
+        await world.reaches(2)
+        frozen = [world.freeze(peer) for peer in world.of_stage(stage)]
+        await anyio.sleep(seconds)
+        for rule in frozen:
+            world.thaw(rule)
+
+    run_with(trouble, expected)
+
+
+@pytest.mark.parametrize("kind", ["decide", "vote", "prepare"])
+def test_a_whole_stage_is_cut_off_at_the_end_of_a_step(kind: str, expected) -> None:
+    async def trouble(world: World) -> None:
+        first = anyio.Event()
+
+        def seen(link, header) -> bool:
+            if header["kind"] == kind and len(world.done) == 1:
+                first.set()
+            return False
+
+        world.faults.add(seen, Drop())
+        await first.wait()
+        frozen = [world.freeze(peer) for peer in world.of_stage(1)]
+        await anyio.sleep(60.0)
+        for rule in frozen:
+            world.thaw(rule)
+
+    run_with(trouble, expected)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
 def test_a_replica_refuses(stage: int, expected) -> None:
     async def trouble(world: World) -> None:
         await world.reaches(1)
