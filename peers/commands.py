@@ -28,6 +28,10 @@ from swarm.reference import StepResult, run_reference
 
 console = Console(highlight=False)
 
+ONE_THREAD = 1
+"""As a node has by default. Threads of torch wait for each other by spinning: where other
+processes want the cores too, two took over ten times as long as one."""
+
 
 @contextmanager
 def user_errors() -> Iterator[None]:
@@ -61,7 +65,7 @@ def run_local_command(
         if stages is not None:
             changes |= {"stages.count": stages, "stages.cuts": []}
         plan = plan_run(_load(path, steps, changes), allow)
-        torch.set_num_threads(1)
+        torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
     with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
         entry = Entry(identity=Path(keys) / "coordinator.key", listen=(LOOPBACK,))
@@ -79,6 +83,7 @@ def run_coordinator_command(
     set_up_logging()
     with user_errors():
         plan = plan_run(_load(path, steps, {}), allow)
+    torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
         coordinator = Coordinator(plan, out=out, monitor=Monitor(view), on_open=_print_join_line)
         result = run_command(partial(coordinator.run, entry))
@@ -117,6 +122,7 @@ def run_reference_command(
 
     with user_errors():
         plan = plan_run(_load(path, steps, {}), allow)
+        torch.set_num_threads(ONE_THREAD)
         directory = RunDirectory.create(out, name=f"{plan.manifest.name}-reference")
         directory.write_manifest(plan.manifest)
         with _progress() as progress:
