@@ -108,6 +108,7 @@ class Command:
             "TMPDIR": str(self.temporary),
             "COLUMNS": "300",
             "TERM": "xterm",
+            "PYTHONFAULTHANDLER": "1",
         }
         command = [*program, *map(str, arguments)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -159,6 +160,8 @@ class Command:
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # it writes where it is as an error
+            self.process.wait(AMPLE_S)
             raise AssertionError(f"still runs after {limit_s:g} s: {self.said}") from None
 
     def succeed(self, limit_s: float = AMPLE_S) -> None:
