@@ -54,7 +54,7 @@ def test_losses_are_those_of_one_process(local, reference):
 def test_no_process_and_no_folder_is_left(local):
     command, _, _, left = local
     assert left == []
-    assert command.leftovers() == []
+    assert command.socket_folders() == []
 
 
 def test_run_directory_is_whole(local):
