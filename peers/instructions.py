@@ -12,11 +12,12 @@ from peers import messages as msg
 from peers.passes import BUSY_PAUSE
 from peers.rpc import run_hop
 from peers.tensors import RAW, pack
+from swarm.core.backoff import Backoff
 from swarm.core.closing import Fetch, Mismatch, Prepare, Vote
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import Launch
 from swarm.core.hop import Hop, Outcome, Tell
-from swarm.core.journey import Ask
+from swarm.core.journey import Ask, Phase
 from swarm.core.step import Decide, Decision, Instruction, Probe, Remove, Reset, Step
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("swarm.trainer")
 
 Work = Step | Evaluation
+
+FREE_TRIES = 3
+AGAIN = Backoff(first_s=0.05, cap_s=2.0)
+"""A microbatch that failed so often waits before each further try: where everybody refuses, all
+answers are quick, and asking and sending again would take the whole network."""
 
 
 class Instructions:
@@ -66,6 +72,11 @@ class Instructions:
 
     async def _launch(self, work: Work, do: Launch) -> None:
         trainer, attempt = self._trainer, do.attempt
+        trip = work.flight.journeys[attempt.m]
+        if trip.tries > FREE_TRIES:
+            await anyio.sleep(AGAIN.pause(trip.tries - FREE_TRIES, trainer.rng))
+            if trip.stamp != attempt.stamp or trip.phase is not Phase.FLYING:
+                return
         if attempt.evaluation and isinstance(work, Evaluation):
             inputs, targets = trainer.batches.evaluation(attempt.m)
         else:
