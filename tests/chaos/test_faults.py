@@ -130,16 +130,20 @@ def test_a_replica_refuses(stage: int, expected) -> None:
     run_with(trouble, expected)
 
 
-def test_the_only_replica_of_a_stage_refuses_for_a_while(expected) -> None:
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_only_replica_of_a_stage_refuses_for_a_while(stage: int, expected) -> None:
+    """Nobody asks and sends again without a pause."""
+
     async def trouble(world: World) -> None:
         await world.reaches(1)
-        only = world.of_stage(1)[0]
-        await world.kill(world.of_stage(1)[1])
+        only = world.of_stage(stage)[0]
+        await world.kill(world.of_stage(stage)[1])
         await world.refuse(only)
-        await anyio.sleep(3.0)
+        await anyio.sleep(30.0)
         await world.obey(only)
 
-    run_with(trouble, expected)
+    world = run_with(trouble, expected)
+    assert sum(done.resent for done in world.done) < 8 * 40
 
 
 LOSSES = {
