@@ -96,7 +96,7 @@ class Admissions:
     async def _answered(self, replica: Replica, answer: msg.Status) -> None:
         trainer = self._trainer
         if Term(answer.term, answer.term_boot) > trainer.term:
-            self._outrank(answer.term)
+            trainer.outranked(replica, answer.term)
         member = trainer.roster.get(replica)
         if member is not None:
             self._lengths[member.stage] = answer.values
@@ -129,21 +129,13 @@ class Admissions:
         member = self._trainer.roster.get(replica)
         return member is not None and member.state is not State.BEHIND
 
-    def _outrank(self, term: int) -> None:
-        """Before the first step a higher number can still be taken; afterwards we are replaced."""
-        trainer = self._trainer
-        if trainer.work is None:
-            trainer.term = Term(term + 1, trainer.me.boot)
-        else:
-            trainer.superseded_by = term
-
     async def _admit(self, replica: Replica, *, begin: bool) -> None:
         trainer = self._trainer
         mark = trainer.mark
         message = self._reset(replica, begin=begin)
         answer = (await trainer.caller.call(replica.peer, message)).message
         if isinstance(answer, msg.Refused) and answer.term is not None:
-            self._outrank(answer.term)
+            trainer.outranked(replica, answer.term)
         if not isinstance(answer, msg.At):
             raise BadInput(getattr(answer, "reason", answer.kind))
         member = trainer.roster.get(replica)

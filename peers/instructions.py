@@ -247,6 +247,6 @@ class Instructions:
             trainer.lose(replica, f"{else_removed} ({error})")
             return None
         if isinstance(answer, msg.Refused) and answer.term is not None:
-            trainer.superseded_by = answer.term
-            trainer.wake()
+            trainer.outranked(replica, answer.term)
+            return None
         return answer

@@ -253,8 +253,31 @@ def _varint(number: int) -> bytes:
 
 
 def _socket_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="swarm-p2pd-"))
+    """A new folder named by our pid, after the ones that dead processes left were swept away."""
+    for place in {tempfile.gettempdir(), "/tmp"}:
+        _sweep(Path(place))
+    prefix = f"swarm-p2pd-{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     if len(str(folder)) + len("/control.sock") <= MAX_SOCKET_PATH:
         return folder
     folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="swarm-p2pd-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+
+
+def _sweep(place: Path) -> None:
+    """Remove our own folders in ``place`` whose process is gone: it was killed with SIGKILL."""
+    for folder in place.glob("swarm-p2pd-*-*"):
+        pid = folder.name.split("-")[2]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and folder.stat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                shutil.rmtree(folder)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -33,6 +33,9 @@ from swarm.types import FRESH, Boot, Mark, PeerId, Replica, Stamp, Term
 log = logging.getLogger("swarm.trainer")
 
 
+MAX_TERM = 1 << 32
+"""A higher number is no honest count of trainers' starts."""
+
 PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
 
 
@@ -105,7 +108,7 @@ class Trainer:
         self.heard: dict[Replica, Heard] = {}
         self.work: Step | Evaluation | None = None
         self.last_decision: Decision | None = None
-        self.superseded_by: int | None = None
+        self._obey_others: dict[Replica, int] = {}
         self._window: Window | None = None
         self._phases: dict[str, float] = {}
         self._counted_at = float("inf")
@@ -160,12 +163,29 @@ class Trainer:
         if self._wake.is_set():
             self._wake = anyio.Event()
 
+    def outranked(self, replica: Replica, term: int) -> None:
+        """``replica`` says that it obeys a trainer of a higher ``term``.
+
+        Before the first step we take a higher term still. Later it is simply not ours any more:
+        anybody can claim anything, so the run ends only where a stage has nobody left.
+        """
+        if term > MAX_TERM:
+            log.warning("%s claims a term of %d: ignored", replica.peer, term)
+        elif self.work is None:
+            self.term = max(self.term, Term(term + 1, self.me.boot))
+        else:
+            self._obey_others[replica] = term
+            self.lose(replica, f"obeys another trainer, of term {term}")
+        self.wake()
+
     def _check(self) -> None:
-        if self.superseded_by is not None:
-            raise Superseded(
-                f"another trainer leads this run (term {self.superseded_by}, ours is "
-                f"{self.term.number}); stop it, or start a run of your own"
-            )
+        for replica, term in self._obey_others.items():
+            member = self.roster.get(replica)
+            if member is not None and not self.ready(member.stage):
+                raise Superseded(
+                    f"another trainer leads this run (term {term}, ours is {self.term.number}), "
+                    f"and stage {member.stage} has nobody else; stop it, or start a run of your own"
+                )
 
     # -- steps ------------------------------------------------------------------------------
 

@@ -1,19 +1,19 @@
 """The one error tree. The class says who can act; the fields say what happened.
 
-    SwarmError
-    ├── UserError            the person who typed the command can mend it: exit code 2
-    │   ├── ConfigError        a manifest or flag: field, given, allowed
-    │   ├── IdentityError      a key file: unreadable, in use, broken
-    │   ├── BootstrapError     the swarm could not be entered: address, why
-    │   ├── AddressError       a listen or announce address: in use, malformed
-    │   └── DataError          a corpus: missing, empty, or not the one of the run
-    ├── TransportError
-    │   ├── NotConnected       no connection could be opened: the peer surely did not get it
-    │   └── CallLost           silence or a cut after sending began: the peer may have it
-    └── BadInput              from the network; refused, never fatal
-        ├── BadFrame           framing: too long, cut, another version, not msgpack
-        ├── BadMessage         a header or tensor that does not validate
-        └── BadRecord          a directory record: malformed, forged, expired
+SwarmError
+├── UserError            the person who typed the command can mend it: exit code 2
+│   ├── ConfigError        a manifest or flag: field, given, allowed
+│   ├── IdentityError      a key file: unreadable, in use, broken
+│   ├── BootstrapError     the swarm could not be entered: address, why
+│   ├── AddressError       a listen or announce address: in use, malformed
+│   └── DataError          a corpus: missing, empty, or not the one of the run
+├── TransportError
+│   ├── NotConnected       no connection could be opened: the peer surely did not get it
+│   └── CallLost           silence or a cut after sending began: the peer may have it
+└── BadInput              from the network; refused, never fatal
+    ├── BadFrame           framing: too long, cut, another version, not msgpack
+    ├── BadMessage         a header or tensor that does not validate
+    └── BadRecord          a directory record: malformed, forged, expired
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ class Evaluation:
         self._todo: list[Instruction] = []
 
     def receipt(self, receipt: Receipt, now: float) -> None:
-        alone = len(self._members(receipt.stage)) < 2
-        self._add(self.flight.receipt(receipt, alone, now), now)
+        members = self._members(receipt.stage)
+        if receipt.replica in members:
+            self._add(self.flight.receipt(receipt, len(members) < 2, now), now)
         self.unreachable(receipt.skipped)
 
     def unreachable(self, replicas: Sequence[Replica]) -> None:
-        self._todo += [Probe(replica) for replica in replicas if replica not in self._removed]
+        known = {r for stage in range(self._stages) for r in self._members(stage)}
+        self._todo += [Probe(replica) for replica in replicas if replica in known]
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> None:
         self._add(self.flight.failed(m, stamp, reason, now), now)
