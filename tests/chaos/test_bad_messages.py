@@ -36,7 +36,7 @@ def state_of(world: World) -> Any:
         found.append(server.finished.is_set())
     trainer = world.trainer
     members = [(member.replica, member.state) for member in trainer.roster.all()]
-    return [*found, members, trainer.mark, trainer.term, trainer.superseded_by]
+    return [*found, members, trainer.mark, trainer.term, trainer._obey_others]
 
 
 class Site:
