@@ -95,11 +95,16 @@ def local(
     Starts a coordinator and stages x replicas nodes, each a process with its own identity, on
     loopback. Ctrl-C ends them all.
     """
+    from peers.starting import load_manifest
+
+    changes: dict[str, object] = {"start.replicas": replicas, "trainers": []}
+    if stages is not None:
+        changes |= {"stages.count": stages, "stages.cuts": []}
+    loaded = load_manifest(manifest, steps, changes)
+
     from peers.commands import run_local_command
 
-    run_local_command(
-        manifest, steps=steps, out=out, stages=stages, replicas=replicas, allow=allow_model or []
-    )
+    run_local_command(loaded, out=out, replicas=replicas, allow=allow_model or [])
 
 
 @app.command()
@@ -113,11 +118,14 @@ def coordinator(
     allow_model: Allow = None,
 ) -> None:
     """Start a run: open a swarm, print the line that volunteers paste, train, keep the model."""
+    from peers.starting import load_manifest
+
+    loaded = load_manifest(manifest, steps)
+
     from peers.commands import run_coordinator_command
 
     run_coordinator_command(
-        manifest,
-        steps=steps,
+        loaded,
         out=out,
         entry=_entry(identity, "coordinator.key", listen, announce, []),
         allow=allow_model or [],
@@ -142,7 +150,7 @@ def node(
     allow_model: Allow = None,
 ) -> None:
     """Serve one stage of a run until it is over. Ctrl-C leaves."""
-    from peers.commands import run_node_command
+    from peers.starting import run_node_command
 
     run_node_command(
         _entry(identity, "identity.key", listen, announce, join),
@@ -158,9 +166,13 @@ def reference(
     manifest: RunFile, steps: Steps = None, out: Out = None, allow_model: Allow = None
 ) -> None:
     """Train the same run in this one process: what a swarm's losses are compared with."""
+    from peers.starting import load_manifest
+
+    loaded = load_manifest(manifest, steps)
+
     from peers.commands import run_reference_command
 
-    run_reference_command(manifest, steps=steps, out=out, allow=allow_model or [])
+    run_reference_command(loaded, out=out, allow=allow_model or [])
 
 
 def _entry(

@@ -1,70 +1,40 @@
-"""What the subcommands of ``swarm`` do; what the user can mend ends in one line and exit 2."""
+"""What ``swarm local``, ``coordinator`` and ``reference`` do with a manifest that is in order."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dht.identity import Identity
-from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
+from peers.coordinator import PROMPT, Coordinator, Result, plan_run
 from peers.entering import Entry
 from peers.local import LOOPBACK, run_local
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
-from peers.running import CANNOT_START, run_command, set_up_logging
+from peers.running import run_command, set_up_logging
+from peers.starting import console, user_errors
 from peers.status import Monitor
 from peers.view import LiveView
-from peers.volunteer import NodeOptions, serve
-from swarm.errors import UserError
-from swarm.manifest import Manifest, default_manifest
+from swarm.manifest import Manifest
 from swarm.reference import StepResult, run_reference
-
-console = Console(highlight=False)
 
 ONE_THREAD = 1
 """As a node has by default. Threads of torch wait for each other by spinning: where other
 processes want the cores too, two took over ten times as long as one."""
 
 
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """One line and exit code 2 for what the user can mend."""
-    try:
-        yield
-    except UserError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        raise SystemExit(CANNOT_START) from None
-
-
-def _load(path: Path | None, steps: int | None, changes: dict[str, object]) -> Manifest:
-    manifest = default_manifest() if path is None else Manifest.load(path)
-    if steps is not None:
-        changes = {**changes, "run.steps": steps}
-    return manifest.changed(changes) if changes else manifest
-
-
 def run_local_command(
-    path: Path | None,
-    *,
-    steps: int | None,
-    out: Path | None,
-    stages: int | None,
-    replicas: int,
-    allow: Sequence[str],
+    manifest: Manifest, *, out: Path | None, replicas: int, allow: Sequence[str]
 ) -> None:
     set_up_logging()
     with user_errors():
-        changes: dict[str, object] = {"start.replicas": replicas, "trainers": []}
-        if stages is not None:
-            changes |= {"stages.count": stages, "stages.cuts": []}
-        plan = plan_run(_load(path, steps, changes), allow)
+        plan = plan_run(manifest, allow)
         torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
     with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
@@ -78,11 +48,11 @@ def run_local_command(
 
 
 def run_coordinator_command(
-    path: Path, *, steps: int | None, out: Path | None, entry: Entry, allow: Sequence[str]
+    manifest: Manifest, *, out: Path | None, entry: Entry, allow: Sequence[str]
 ) -> None:
     set_up_logging()
     with user_errors():
-        plan = plan_run(_load(path, steps, {}), allow)
+        plan = plan_run(manifest, allow)
     torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
         coordinator = Coordinator(plan, out=out, monitor=Monitor(view), on_open=_print_join_line)
@@ -105,23 +75,9 @@ def _print_join_line(manifest: Manifest, addresses: list[str]) -> None:
         )
 
 
-def run_node_command(
-    entry: Entry, *, stage: int | None, run: str, threads: int, allow: Sequence[str]
-) -> None:
-    set_up_logging()
-    say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
-    options = NodeOptions(entry, stage, run, threads, frozenset(allow))
-    reason = run_command(partial(serve, options, say))
-    say(f"finished: {reason}")
-
-
-def run_reference_command(
-    path: Path, *, steps: int | None, out: Path | None, allow: Sequence[str]
-) -> None:
-    import time
-
+def run_reference_command(manifest: Manifest, *, out: Path | None, allow: Sequence[str]) -> None:
     with user_errors():
-        plan = plan_run(_load(path, steps, {}), allow)
+        plan = plan_run(manifest, allow)
         torch.set_num_threads(ONE_THREAD)
         directory = RunDirectory.create(out, name=f"{plan.manifest.name}-reference")
         directory.write_manifest(plan.manifest)
@@ -182,12 +138,3 @@ def _tell_result(result: Result) -> None:
 def _tell(directory: RunDirectory, sha256: str) -> None:
     console.print(f"\nweights SHA-256 {sha256}")
     console.print(f"metrics, plot and weights are in {directory.path}", soft_wrap=True)
-
-
-__all__ = [
-    "Plan",
-    "run_coordinator_command",
-    "run_local_command",
-    "run_node_command",
-    "run_reference_command",
-]

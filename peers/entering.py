@@ -15,6 +15,7 @@ import anyio
 from dht.directory import Directory
 from dht.identity import Identity, hold
 from dht.records import RunRecord, decode_all, runs_key
+from peers.p2pd_addresses import check_announce, check_bootstrap, check_listen
 from peers.transport import Transport
 from peers.wire import Limits
 from swarm.errors import BootstrapError, ConfigError, IdentityError
@@ -63,16 +64,19 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
     Raises:
         IdentityError, AddressError, BootstrapError: one line that says what to do.
     """
-    # Imported here: hivemind takes seconds, and errors in flags should not wait for it.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from dht.hivemind_dht import HivemindDirectory
-        from peers.p2pd import P2pdTransport, identity_taken
-
+    check_listen(entry.listen)
+    check_announce(entry.announce)
+    await check_bootstrap(entry.join)
     identity, created = Identity.load_or_create(entry.identity)
     if created:
         log.info("new identity %s in %s: keep a copy", identity.peer_id, entry.identity)
     with hold(entry.identity):
+        # Imported here: hivemind takes seconds, and errors in flags should not wait for it.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from dht.hivemind_dht import HivemindDirectory
+            from peers.p2pd import P2pdTransport, identity_taken
+
         if entry.join and not created and await identity_taken(identity.peer_id, entry.join):
             raise IdentityError(
                 f"{entry.identity}: a live process elsewhere uses this key; stop it, or give "

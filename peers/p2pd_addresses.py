@@ -7,14 +7,12 @@ import contextlib
 import errno
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import dht.protobufs  # noqa: F401  # before hivemind: see there
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
 
-# isort: split
-from hivemind.utils.multiaddr import Multiaddr
-
-from swarm.errors import AddressError
+from swarm.errors import AddressError, BootstrapError
 from swarm.types import PeerId
 
 PREFLIGHT_S = 5.0
@@ -63,6 +61,21 @@ def split_peer(address: str) -> tuple[PeerId, str]:
             "copy the whole line that the coordinator prints"
         )
     return peer, transport
+
+
+async def check_bootstrap(addresses: Sequence[str]) -> None:
+    """Raise AddressError if one of the peers' ``addresses`` is malformed, and BootstrapError if
+    there are some and nobody answers at any of them. Within ``PREFLIGHT_S`` seconds."""
+    transports = [split_peer(address)[1] for address in addresses]
+    problems = await asyncio.gather(*(preflight(transport) for transport in transports))
+    if addresses and all(problems):
+        raise nobody_reached(dict(zip(addresses, map(str, problems), strict=True)))
+
+
+def nobody_reached(problems: Mapping[str, str]) -> BootstrapError:
+    """The error for bootstrap addresses none of which works, with what is wrong with each."""
+    lines = (f"{address}: {problem}" for address, problem in problems.items())
+    return BootstrapError(f"the swarm cannot be entered: {' | '.join(lines)}")
 
 
 async def preflight(address: str) -> str | None:
@@ -114,8 +127,8 @@ def _parse(role: str, address: str) -> dict[str, str]:
     """The protocols of a multiaddr and their values. Raises AddressError that quotes it."""
     try:
         return {protocol.name: value or "" for protocol, value in Multiaddr(address).items()}
-    except (ValueError, LookupError) as error:
-        reason = str(error).rpartition(": ")[2]
+    except (MultiaddrError, ValueError, LookupError) as error:
+        reason = str(error).partition("': ")[2].partition(" (string: ")[0] or str(error)
         raise AddressError(
             f"{role} address {address!r}: not a multiaddr ({reason}); "
             "write it like /ip4/127.0.0.1/tcp/31337"

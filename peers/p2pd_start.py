@@ -13,11 +13,12 @@ from peers.p2pd_addresses import (
     check_listen,
     explain,
     is_loopback,
+    nobody_reached,
     preflight,
     split_peer,
 )
 from peers.p2pd_daemon import Daemon, DaemonError
-from swarm.errors import AddressError, BootstrapError, UserError
+from swarm.errors import AddressError, UserError
 from swarm.types import PeerId
 
 logger = logging.getLogger(__name__)
@@ -118,12 +119,12 @@ async def _enter(daemon: Daemon, addresses: Sequence[str]) -> None:
     if not addresses:
         return
     problems = await asyncio.gather(*(reach(daemon, address) for address in addresses))
-    dead = [
-        f"{address}: {problem}"
+    dead = {
+        address: problem
         for address, problem in zip(addresses, problems, strict=True)
         if problem is not None
-    ]
+    }
     if len(dead) == len(addresses):
-        raise BootstrapError(f"the swarm cannot be entered: {' | '.join(dead)}")
-    for line in dead:
-        logger.warning("a bootstrap peer cannot be reached: %s", line)
+        raise nobody_reached(dead)
+    for address, problem in dead.items():
+        logger.warning("a bootstrap peer cannot be reached: %s: %s", address, problem)

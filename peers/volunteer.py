@@ -8,11 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peers.entering import Entry, entered, find_run, wire_limits
-from peers.executor import ThreadExecutor
-from peers.node import Node, choose_stage
 from peers.wire import Limits
 from swarm.errors import ConfigError
-from swarm.model.registry import model_spec
 
 log = logging.getLogger("swarm.node")
 
@@ -36,6 +33,11 @@ async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> 
     """
     say(f"entering the swarm at {', '.join(options.entry.join)}")
     async with entered(options.entry, Limits()) as swarm:
+        # Imported here: torch takes seconds, and wrong addresses should not wait for it.
+        from peers.executor import ThreadExecutor
+        from peers.node import Node, choose_stage
+        from swarm.model.registry import model_spec
+
         manifest = await find_run(swarm, options.entry.join, options.run)
         swarm.limit(wire_limits(manifest))
         say(f"run {manifest.name} ({manifest.run_id}), this is {swarm.identity.peer_id}")

@@ -1,0 +1,48 @@
+"""The first moments of a command, without anything heavy: what is wrong is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from peers.entering import Entry
+from peers.running import CANNOT_START, run_command, set_up_logging
+from peers.volunteer import NodeOptions, serve
+from swarm.errors import UserError
+from swarm.manifest import Manifest, default_manifest
+
+console = Console(highlight=False)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """One line and exit code 2 for what the user can mend."""
+    try:
+        yield
+    except UserError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
+        raise SystemExit(CANNOT_START) from None
+
+
+def load_manifest(
+    path: Path | None, steps: int | None, changes: Mapping[str, object] | None = None
+) -> Manifest:
+    """The manifest at ``path`` (None: the default one) with what the flags change in it."""
+    with user_errors():
+        manifest = default_manifest() if path is None else Manifest.load(path)
+        changes = dict(changes or {}) | ({} if steps is None else {"run.steps": steps})
+        return manifest.changed(changes) if changes else manifest
+
+
+def run_node_command(
+    entry: Entry, *, stage: int | None, run: str, threads: int, allow: Sequence[str]
+) -> None:
+    set_up_logging()
+    say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
+    options = NodeOptions(entry, stage, run, threads, frozenset(allow))
+    reason = run_command(partial(serve, options, say))
+    say(f"finished: {reason}")
