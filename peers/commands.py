@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dht.identity import Identity
-from peers.coordinator import PROMPT, Coordinator, Result, plan_run
+from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
 from peers.entering import Entry
 from peers.local import LOOPBACK, run_local
 from peers.plots import plot_run
@@ -22,7 +25,7 @@ from peers.starting import console, user_errors
 from peers.status import Monitor
 from peers.view import LiveView
 from swarm.manifest import Manifest
-from swarm.reference import StepResult, run_reference
+from swarm.reference import ReferenceRun, StepResult, run_reference
 
 ONE_THREAD = 1
 """As a node has by default. Threads of torch wait for each other by spinning: where other
@@ -81,28 +84,47 @@ def run_reference_command(manifest: Manifest, *, out: Path | None, allow: Sequen
         torch.set_num_threads(ONE_THREAD)
         directory = RunDirectory.create(out, name=f"{plan.manifest.name}-reference")
         directory.write_manifest(plan.manifest)
-        with _progress() as progress:
-            task = progress.add_task("", total=plan.manifest.run.steps)
-
-            def on_step(result: StepResult) -> None:
-                directory.append_metrics(_reference_metrics(result))
-                rate = result.samples / result.seconds
-                progress.update(
-                    task, advance=1, description=f"loss {result.loss:.4f}  {rate:.1f} samples/s"
-                )
-
-            run = run_reference(
-                plan.manifest,
-                steps=plan.manifest.run.steps,
-                clock=time.perf_counter,
-                allow=plan.allow,
-                on_step=on_step,
-            )
+    with _progress() as progress:
+        run = run_command(partial(_train_reference, plan, directory, progress))
     for stage, model in enumerate(run.stages):
         directory.write_weights(stage, model.tensors(), {"stage": str(stage)})
     plot_run(directory.read_metrics(), directory.plot_path, plan.manifest.name)
     directory.write_summary({"steps": len(run.results), "weights_sha256": run.sha256})
     _tell(directory, run.sha256)
+
+
+async def _train_reference(plan: Plan, directory: RunDirectory, progress: Progress) -> ReferenceRun:
+    """In a thread, so that Ctrl-C is heard at once and never in the middle of a computation."""
+    task = progress.add_task("", total=plan.manifest.run.steps)
+    stop = threading.Event()
+
+    def on_step(result: StepResult) -> None:
+        directory.append_metrics(_reference_metrics(result))
+        rate = result.samples / result.seconds
+        progress.update(
+            task, advance=1, description=f"loss {result.loss:.4f}  {rate:.1f} samples/s"
+        )
+
+    async def stop_when_cancelled() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            stop.set()
+
+    train = partial(
+        run_reference,
+        plan.manifest,
+        steps=plan.manifest.run.steps,
+        clock=time.perf_counter,
+        allow=plan.allow,
+        on_step=on_step,
+        stop=stop.is_set,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_when_cancelled)
+        run = await anyio.to_thread.run_sync(train)
+        tasks.cancel_scope.cancel()
+    return run
 
 
 def _reference_metrics(result: StepResult) -> dict[str, object]:

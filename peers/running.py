@@ -76,7 +76,7 @@ async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
         tasks.start_soon(watch_parent)
         result.append(await main())
         tasks.cancel_scope.cancel()
-    if not result:
+    if signals or not result:
         raise Interrupted
     return result[0]
 

@@ -57,8 +57,11 @@ def run_reference(
     clock: Callable[[], float],
     allow: Collection[str] = (),
     on_step: Callable[[StepResult], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> ReferenceRun:
     """Train ``steps`` steps in this process. ``clock`` gives seconds, from any origin.
+
+    ``stop`` is asked before each microbatch; once it says yes, the step under way is given up.
 
     Raises:
         ConfigError, DataError: the model or the data of the manifest cannot be had here.
@@ -67,9 +70,12 @@ def run_reference(
         run = Reference(manifest, allow)
         results = []
         for _ in range(steps):
-            results.append(run.step(clock))
+            result = run.step(clock, stop)
+            if result is None:
+                break
+            results.append(result)
             if on_step:
-                on_step(results[-1])
+                on_step(result)
         tensors = {name: t for stage in run.stages for name, t in stage.tensors().items()}
         return ReferenceRun(run.stages, weights_sha256(tensors), run.data_sha256, results)
 
@@ -95,13 +101,17 @@ class Reference:
         self._t = 0
         self._applied = 0
 
-    def step(self, clock: Callable[[], float]) -> StepResult:
-        """All microbatches of the next step, and the update."""
+    def step(
+        self, clock: Callable[[], float], stop: Callable[[], bool] = lambda: False
+    ) -> StepResult | None:
+        """All microbatches of the next step, and the update; None if it was stopped."""
         began = clock()
         manifest, t = self._manifest, self._t
         batch = manifest.batch
         parts, finite = [], True
         for m in range(batch.microbatches):
+            if stop():
+                return None
             part, all_finite = self._microbatch(*self._batches.train(t, m))
             parts.append(part)
             finite = finite and all_finite
@@ -124,8 +134,11 @@ class Reference:
             lr=update.lr,
             norm=global_norm(squared),
             skipped=update.skip,
-            eval_loss=self.evaluate() if every and self._t % every == 0 else None,
+            eval_loss=self.evaluate() if every and self._is_due(every) else None,
         )
+
+    def _is_due(self, every: int) -> bool:
+        return self._t % every == 0 or self._t == self._manifest.run.steps
 
     def evaluate(self) -> float:
         """Mean loss over the manifest's number of held-out microbatches."""
