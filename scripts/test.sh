@@ -37,14 +37,15 @@ say "pytest"
 if (($# > 0)); then
     exec "$venv_python" -m pytest "$@"
 fi
-# Tests with processes of their own mostly wait for them, so they run beside all others.
+# Tests with processes of their own mostly wait for them, so they run beside the others.
 beside_log="$(mktemp)"
 "$venv_python" -m pytest tests/multiprocess >"$beside_log" 2>&1 &
 beside=$!
 trap 'kill "$beside" 2>/dev/null || true; rm -f "$beside_log"' EXIT
 status=0
-"$venv_python" -m pytest --ignore=tests/multiprocess --cov=swarm.core --cov=swarm.codecs \
-    --cov=dht.records --cov=peers.wire --cov-branch --cov-report= || status=$?
+"$venv_python" -m pytest tests/unit --cov=swarm.core --cov=swarm.codecs --cov=dht.records \
+    --cov=peers.wire --cov-branch --cov-report= || status=$?
+"$venv_python" -m pytest tests/contract tests/chaos || status=$?
 say "pytest tests/multiprocess"
 wait "$beside" || status=$?
 cat "$beside_log"

@@ -133,3 +133,14 @@ def test_a_loss_that_is_not_finite_is_looked_at_by_another(alone: bool) -> None:
         work.answered(ask, 0, False)
     (again,) = launches(work.advance(2.0))
     assert (again.route[1][0] != first.route[1][0]) is not alone
+
+
+def test_what_a_stranger_says_is_not_believed() -> None:
+    work = evaluation(1)
+    (first,) = launches(work.advance(0.0))
+    stranger = Receipt(
+        *(first.attempt.stamp, 0, 1, Replica("x", "1"), Kind.BACKWARD, "not asked", 0, 0.1, 0),
+        loss=0.0,
+    )
+    work.receipt(stranger, 1.0)
+    assert not work.finished

@@ -441,3 +441,16 @@ def test_members_that_another_could_not_reach_are_looked_at() -> None:
     bench.step.remove(B, "silent", 0.0)
     bench.step.unreachable([B, C, D])
     assert only(Probe, bench.advance()) == [Probe(C)]
+
+
+def test_work_of_one_that_is_no_member_when_the_round_is_to_open_goes_again() -> None:
+    bench = Bench(count=2, stages=((A, B),))
+    bench.advance()
+    bench.step.receipt(bench.told(0, A), 0.0)
+    bench.step.receipt(bench.told(1, B), 0.0)
+    bench.ready[0] = [B]  # the roster lost A without a word to the step
+    again = bench.advance()
+    assert only(Prepare, again) == []
+    assert [launch.attempt.m for launch in only(Launch, again)] == [0]
+    bench.step.receipt(bench.told(0, B), 1.0)
+    assert {do.expected for do in only(Prepare, bench.advance(1.0))} == {frozenset({0, 1})}
