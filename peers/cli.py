@@ -175,6 +175,41 @@ def reference(
     run_reference_command(loaded, out=out, allow=allow_model or [])
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUNDIR")],
+    out: Annotated[Path, typer.Option(help="Folder for the model.", metavar="DIR")],
+) -> None:
+    """Make one model of a run: model.safetensors and config.toml."""
+    from peers.commands import run_export_command
+
+    run_export_command(run, out=out)
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(help="A folder that export made.", metavar="MODEL")],
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")],
+    count: Annotated[int, typer.Option("--bytes", min=1, help="How many bytes to write.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, max=10, help="Below 1: likelier; above: wilder.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
+    allow_model: Allow = None,
+) -> None:
+    """Write text with an exported model."""
+    from peers.commands import run_generate_command
+
+    run_generate_command(
+        model,
+        prompt=prompt,
+        count=count,
+        temperature=temperature,
+        seed=seed,
+        allow=allow_model or [],
+    )
+
+
 def _entry(
     identity: Path | None,
     default_key: str,

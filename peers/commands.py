@@ -1,4 +1,4 @@
-"""What ``swarm local``, ``coordinator`` and ``reference`` do with a manifest that is in order."""
+"""What the subcommands of ``swarm`` do once their arguments are in order; all but ``node``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dht.identity import Identity
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
 from peers.entering import Entry
+from peers.export import export_model, load_model
 from peers.local import LOOPBACK, run_local
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
@@ -24,7 +25,9 @@ from peers.running import run_command, set_up_logging
 from peers.starting import console, user_errors
 from peers.status import Monitor
 from peers.view import LiveView
+from swarm.errors import UserError
 from swarm.manifest import Manifest
+from swarm.model.sampling import generate
 from swarm.reference import ReferenceRun, StepResult, run_reference
 
 ONE_THREAD = 1
@@ -127,6 +130,33 @@ async def _train_reference(plan: Plan, directory: RunDirectory, progress: Progre
     return run
 
 
+def run_export_command(run: Path, *, out: Path) -> None:
+    with user_errors():
+        sha256 = export_model(run, out)
+    console.print(f"weights SHA-256 {sha256}\nthe model is in {out}", soft_wrap=True)
+
+
+def run_generate_command(
+    model: Path, *, prompt: str, count: int, temperature: float, seed: int, allow: Sequence[str]
+) -> None:
+    with user_errors():
+        loaded = load_model(model, allow)
+        if loaded.manifest.model.kind != "gpt":
+            raise UserError(f"{model} is no text model: its kind is {loaded.manifest.model.kind}")
+        if not prompt:
+            raise UserError("--prompt: got ''; allowed: at least one character")
+    torch.set_num_threads(ONE_THREAD)
+    text = generate(
+        loaded.stages,
+        prompt.encode(),
+        count=count,
+        sequence=loaded.manifest.model.sequence,
+        seed=seed,
+        temperature=temperature,
+    )
+    _print_text(prompt.encode() + text)
+
+
 def _reference_metrics(result: StepResult) -> dict[str, object]:
     metrics: dict[str, object] = {
         name: getattr(result, name)
@@ -150,11 +180,18 @@ def _progress() -> Progress:
 def _tell_result(result: Result) -> None:
     if result.sample:
         console.print("\nA sample of the model's text:", style="bold")
-        text = (PROMPT + result.sample).decode("utf-8", "replace")
-        console.print(
-            "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text), markup=False
-        )
+        _print_text(PROMPT + result.sample)
     _tell(result.directory, result.sha256)
+
+
+def _print_text(data: bytes) -> None:
+    """What a model wrote may hold anything, control characters too."""
+    text = data.decode("utf-8", "replace")
+    console.print(
+        "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text),
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _tell(directory: RunDirectory, sha256: str) -> None:

@@ -100,7 +100,7 @@ class RunDirectory:
         """Write the named tensors of ``stage`` and say where."""
         path = self.path / f"stage-{stage}.safetensors"
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        with _published(path) as temporary:
+        with published(path) as temporary:
             save_file(plain, temporary, metadata=dict(metadata))
         return path
 
@@ -167,12 +167,12 @@ def _without_nonfinite(value: Any) -> Any:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    with _published(path) as temporary:
+    with published(path) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def _published(path: Path) -> Iterator[Path]:
+def published(path: Path) -> Iterator[Path]:
     """A temporary file to write, which gets its name once its bytes are on the disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -25,6 +25,10 @@ OPTIONS = {
         "--allow-model",
     },
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
+    "export": {"run", "--out"},
+    "generate": {
+        *("model", "--prompt", "--bytes", "--temperature", "--seed", "--allow-model"),
+    },
 }
 
 
@@ -42,7 +46,7 @@ def test_help_says_what_each_option_is(name: str) -> None:
     result = RUNNER.invoke(app, [*name.split(), "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
     for option in OPTIONS.get(name, OPTIONS.keys()):
-        assert option.upper() in result.output.upper() or option == "manifest"
+        assert option.upper() in result.output.upper() or option in ("manifest", "run", "model")
 
 
 def test_version() -> None:
