@@ -26,6 +26,7 @@ from swarm.types import PeerId
 logger = logging.getLogger(__name__)
 
 BACKLOG = 128
+ACCEPT_PAUSE_S = 0.2
 
 
 class StreamServer:
@@ -70,7 +71,12 @@ class StreamServer:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(listener)
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no file number is free, say; one will be
+                logger.error("a stream could not be taken: %s", error.strerror)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
             if len(self._streams) >= self._tuning.inbound_streams:
                 logger.warning("stream refused: %d are open, the most allowed", len(self._streams))
                 sock.close()
