@@ -42,9 +42,13 @@ transport answers ``{"kind": "refused", "reason": "internal error: ..."}`` and l
 """
 
 
+MAX_REASON = 500
+"""Characters of a reason; a message with a longer one does not validate."""
+
+
 def refusal(reason: str) -> Frame:
     """The reply that says no, and why."""
-    return Frame({"kind": "refused", "reason": reason})
+    return Frame({"kind": "refused", "reason": reason[:MAX_REASON]})
 
 
 async def answer(handler: Handler, sender: PeerId, request: Frame) -> Frame:
