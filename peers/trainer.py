@@ -298,9 +298,14 @@ class Trainer:
 
     def _tell_skip(self, decision: Decision) -> None:
         if decision.update.skip:
+            what = (
+                "the sum of the gradients is not finite, or too large for its norm"
+                if decision.rounds
+                else "a microbatch's gradient was not finite on two ways"
+            )
             self.on_event(
-                f"step {decision.mark.t} was skipped: two replicas found the same gradient not "
-                "finite (lower the learning rate, or look at the data)"
+                f"step {decision.mark.t} was skipped: {what} (lower the learning rate, or look at "
+                "the data)"
             )
 
     # -- what comes in ----------------------------------------------------------------------
