@@ -160,7 +160,7 @@ class StageOwner:
 
     def begin(self) -> None:
         """The trainer of a fresh run says so: these initial weights are the run's."""
-        if not self._spoilt:
+        if self.mark is None and not self._spoilt:
             self.mark = FRESH
 
     def reset(self, stamp: Stamp) -> None:
