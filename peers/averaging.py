@@ -170,9 +170,13 @@ class Averager:
         total, own = self._total[where], self._host.stage.gradient(where)
         me = self._host.me
         parts = [own if r == me else self._parts.pop((piece, r)) for r in order]
-        add = partial(_add, total, parts, self._codec)
+
+        def add() -> tuple[list[msg.TensorMeta], list[memoryview]] | None:
+            # Where many wait their turn the round may be over, and ``total`` of use to the next.
+            return _add(total, parts, self._codec) if self._is(round_) else None
+
         encoded = await self._host.executor.side(add)
-        if not self._is(round_):
+        if encoded is None or not self._is(round_):
             return
         self._encoded[piece] = encoded
         self._carry_out(round_.added(piece))
