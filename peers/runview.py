@@ -13,10 +13,10 @@ class ReplicaView:
     name: str
     """A short peer id."""
     state: str
-    """ready, joining or draining; any other word is shown in red."""
+    """ready, announced, applying, joining or draining; any other word is shown in red."""
     mark_step: int
     share: float
-    """Its part (0 to 1) of what the stage has counted so far in this step."""
+    """Its part (0 to 1) of what these replicas of the stage have counted so far in this run."""
     mean_time_s: float | None
     """Mean compute time of a microbatch."""
     queue: int

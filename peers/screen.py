@@ -21,7 +21,13 @@ MAX_WIDTH = 132
 MAX_WARNINGS = 4
 MAX_EVENTS = 6
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STATE_STYLES = {"ready": "green", "joining": "cyan", "draining": "yellow"}
+_STATE_STYLES = {
+    "ready": "green",
+    "announced": "cyan",
+    "applying": "cyan",
+    "joining": "cyan",
+    "draining": "yellow",
+}
 _BAD_STATE_STYLE = "bold red"
 
 
