@@ -2,8 +2,8 @@
 
 Requests carry ``run`` (the run id) and, where they are meant for one process, ``to`` (its boot).
 Names travel as short lists: a stamp or mark is ``[term number, boot, n]``, a replica
-``[peer, boot]``. Whoever receives a message calls ``parse``; anything that does not validate is a
-``BadMessage`` with a reason, never another exception.
+``[peer, boot]``. Whoever receives a message calls ``parse_request`` or ``parse_reply``; anything
+that does not validate is a ``BadMessage`` with a reason, never another exception.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class ReplicaServer:
     # -- dispatch ---------------------------------------------------------------------------
 
     async def handle(self, sender: PeerId, frame: Frame) -> Frame:
-        """The transport's handler: never raises for anything that was received."""
+        """The transport's handler: raises only where work on the device has failed."""
         try:
             message = msg.parse_request(frame.header)
             refusal = self._refuse(sender, message)

@@ -7,7 +7,7 @@
     summary.json         what came out
 
 Files appear whole or not at all (temporary name, fsync, rename), except ``metrics.jsonl``, which
-grows by whole lines.
+grows by whole lines, and ``plot.png``, which is drawn over the old one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from swarm.errors import BadMessage
 
 ALIGN = 64
 RAW = "raw"
-"""Codec name of tensors that travel as they are: integers, and float64 or int64 sums."""
+"""Codec name of tensors that travel as they are: integers, finished sums and weights."""
 
 _DTYPES = {
     "float32": torch.float32,
