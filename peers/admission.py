@@ -142,6 +142,7 @@ class Admissions:
         if member is None or answer.mark != mark or trainer.mark != mark:
             raise BadInput("the run went on meanwhile")
         trainer.roster.admitted(replica, mark)
+        trainer.obeys_us(replica)
         if trainer.work is not None:
             trainer.work.admitted(replica, stage=member.stage)
         self._said.pop(replica, None)

@@ -35,6 +35,7 @@ log = logging.getLogger("swarm.coordinator")
 
 PROMPT = b"def "
 SAMPLE_BYTES = 240
+FAREWELL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,15 @@ class Coordinator:
         tasks.start_soon(self._monitor.refresh_for_ever)
         self._on_open(manifest, swarm.addresses)
         result = Result(directory)
+        ending = "the coordinator has stopped before the run was complete"
         try:
             await self._steps(trainer, result)
             await self._take_home(trainer, result)
-            await trainer.finish("the run is complete")
+            ending = "the run is complete"
         finally:
+            # Nobody can take the run over yet, so whoever serves it may go.
+            with anyio.move_on_after(FAREWELL_S, shield=True):
+                await trainer.finish(ending)
             self._keep(manifest, result)
         return result
 
@@ -184,7 +189,10 @@ class Coordinator:
         directory, steps = result.directory, result.steps
         if not steps:
             return
-        plot_run(directory.read_metrics(), directory.plot_path, manifest.name)
+        try:
+            plot_run(directory.read_metrics(), directory.plot_path, manifest.name)
+        except (OSError, ValueError) as error:
+            log.warning("the plot could not be made: %s", error)
         directory.write_summary(
             {
                 "run_id": manifest.run_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from dht.records import RunRecord, decode_all, runs_key
 from peers.p2pd_addresses import check_announce, check_bootstrap, check_listen
 from peers.transport import Transport
 from peers.wire import Limits
-from swarm.errors import BootstrapError, ConfigError, IdentityError
+from swarm.errors import BootstrapError, ConfigError, IdentityError, SwarmError
 from swarm.manifest import Manifest
 from swarm.types import Boot
 
@@ -92,20 +92,27 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
         try:
             directory = await HivemindDirectory.create(transport.p2p, entry.join)
             try:
-                yield Entered(
-                    identity,
-                    new_boot(),
-                    transport,
-                    directory,
-                    transport.addresses(),
-                    transport.limit,
-                )
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_fail_when_gone, transport.gone)
+                    yield Entered(
+                        identity,
+                        new_boot(),
+                        transport,
+                        directory,
+                        transport.addresses(),
+                        transport.limit,
+                    )
+                    tasks.cancel_scope.cancel()
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(3):
                     await directory.close()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(5):
                 await transport.close()
+
+
+async def _fail_when_gone(gone: Callable[[], Awaitable[str]]) -> None:
+    raise SwarmError(f"no peer can be reached any more: {await gone()}; start again")
 
 
 async def find_run(swarm: Entered, join: Sequence[str], run_id: str = "") -> Manifest:

@@ -38,10 +38,12 @@ class Child:
 
 @dataclass(slots=True)
 class LocalSwarm:
-    """The node processes of a local swarm. ``event`` hears of those that end too early."""
+    """The node processes of a local swarm. ``event`` hears of those that end too early;
+    ``training`` says whether the run has begun."""
 
     folder: Path
     event: Callable[[str], None]
+    training: Callable[[], bool]
     allow: frozenset[str] = frozenset()
     children: list[Child] = field(default_factory=list)
     ending: bool = False
@@ -89,6 +91,8 @@ class LocalSwarm:
                 return
             if code == 2:
                 raise UserError(f"{child.name} could not start: {last_line(child.log)}")
+            if not self.training():
+                raise UserError(f"{child.name} ended before training began: {last_line(child.log)}")
             how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
             self.event(f"{child.name} ended {how}; its log is {child.log}")
 
@@ -116,7 +120,7 @@ async def run_local(
     plan: Plan, *, replicas: int, out: Path, monitor: Monitor, entry: Entry
 ) -> Result:
     """A coordinator in this process and ``replicas`` nodes a stage, until the run is complete."""
-    swarm = LocalSwarm(out / "nodes", monitor.event, plan.allow)
+    swarm = LocalSwarm(out / "nodes", monitor.event, lambda: monitor.training, plan.allow)
     opened = anyio.Event()
     found: list[tuple[Manifest, list[str]]] = []
 

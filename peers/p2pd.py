@@ -136,6 +136,10 @@ class P2pdTransport:
         """Our full multiaddrs with ``/p2p/ID``; loopback ones only if there are no others."""
         return list(self._addresses)
 
+    async def gone(self) -> str:
+        """Returns once p2pd has ended by itself: nobody can be reached any more."""
+        return await self._daemon.gone()
+
     def limit(self, limits: wire.Limits) -> None:
         """Send and take no longer frames than these from now on: a run's manifest says so."""
         self._limits = limits

@@ -54,6 +54,7 @@ class Daemon:
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
         self._stopping = False
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._settled_at = 0.0
 
     @classmethod
@@ -190,7 +191,11 @@ class Daemon:
                 logger.debug("p2pd: %s", await self._next_line())
         except DaemonError as error:
             if not self._stopping:
-                logger.error("no peer can be reached any more: %s", error)
+                self._gone.set_result(str(error))
+
+    async def gone(self) -> str:
+        """Returns, with what p2pd said, once it has ended without being asked to."""
+        return await asyncio.shield(self._gone)
 
     async def _ask(self, request: p2pd_pb2.Request) -> None:
         stream, _ = await self._exchange(request)

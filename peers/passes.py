@@ -101,6 +101,8 @@ class Passes:
             return msg.Refused(reason=f"stage {message.stage} is not served here")
         if isinstance(message, msg.Forward) and len(message.route) != self._last - message.stage:
             return msg.Refused(reason=f"route: {len(message.route)} lists for the later stages")
+        if not self._comes_from_the_path(message):
+            return msg.Refused(reason="the sender is not on this microbatch's path")
         kind = Kind(message.kind)
         now = anyio.current_time()
         job = Job(kind, message.attempt, now + message.ttl_s)
@@ -118,6 +120,13 @@ class Passes:
                 self._origins[message.stamp] = message
             self._wake()
         return msg.Ok()
+
+    def _comes_from_the_path(self, message: msg.Forward | msg.Backward) -> bool:
+        """The first stage takes work from the trainer alone, a backward comes from the route."""
+        if isinstance(message, msg.Forward):
+            return message.stage > 0 or message.sender.peer == self._host.trainer
+        origin = self._origins.get(message.stamp)
+        return origin is None or message.sender in origin.route[0]
 
     async def _decode(
         self, kind: Kind, message: msg.Forward | msg.Backward, payload: list[memoryview]

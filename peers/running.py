@@ -14,6 +14,8 @@ import anyio
 
 from swarm.errors import SwarmError, UserError
 
+log = logging.getLogger("swarm")
+
 T = TypeVar("T")
 
 INTERRUPTED = 130
@@ -41,7 +43,7 @@ def run_command(main: Callable[[], Awaitable[T]]) -> T:
         sys.stderr.write("stopped\n")
         raise SystemExit(INTERRUPTED) from None
     except BaseException as error:
-        expected = expected_error(error)
+        expected = expected_error(error, SwarmError) or expected_error(error, OSError)
         if expected is None:
             raise
         sys.stderr.write(f"error: {expected}\n")
@@ -71,6 +73,8 @@ async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
                     return
 
         loop = asyncio.get_running_loop()
+        # hivemind leaves tasks whose connection broke; asyncio would print each with a traceback.
+        loop.set_exception_handler(lambda _, context: log.debug("left behind: %s", context))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
         tasks.start_soon(watch_parent)
@@ -81,13 +85,16 @@ async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
     return result[0]
 
 
-def expected_error(error: BaseException) -> SwarmError | None:
-    """The first error of ours in ``error`` or the groups that it is made of."""
-    if isinstance(error, SwarmError):
+def expected_error(error: BaseException, kind: type[Exception] = SwarmError) -> Exception | None:
+    """The first error of ``kind`` in ``error`` or the groups that it is made of.
+
+    An OSError (a full disk, no more descriptors) is nothing that a traceback would help with.
+    """
+    if isinstance(error, kind):
         return error
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            found = expected_error(inner)
+            found = expected_error(inner, kind)
             if found is not None:
                 return found
     return None

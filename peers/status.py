@@ -34,6 +34,11 @@ class Monitor:
     def attach(self, trainer: Trainer) -> None:
         self._trainer, self._began = trainer, anyio.current_time()
 
+    @property
+    def training(self) -> bool:
+        """Whether the first step has begun."""
+        return self._trainer is not None and self._trainer.work is not None
+
     def event(self, line: str) -> None:
         """Something happened that a person should know."""
         self._events.append(line)

@@ -178,6 +178,10 @@ class Trainer:
             self.lose(replica, f"obeys another trainer, of term {term}")
         self.wake()
 
+    def obeys_us(self, replica: Replica) -> None:
+        """``replica`` has obeyed: whatever it said of another trainer is over."""
+        self._obey_others.pop(replica, None)
+
     def _check(self) -> None:
         for replica, term in self._obey_others.items():
             member = self.roster.get(replica)

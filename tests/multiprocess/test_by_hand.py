@@ -1,5 +1,6 @@
 """A swarm put together by hand: a coordinator, and nodes that choose their stage and leave."""
 
+import os
 import signal
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.multiprocess.support import (
     Command,
     assert_equals_reference,
+    command_line,
     metrics,
     running,
     scratch,
@@ -90,3 +92,21 @@ def test_one_who_is_late_waits_and_one_who_leaves_is_not_missed(folder):
     counts = [line["replicas"][0] for line in metrics(out)]
     assert counts[-1] == 1
     assert all(line["seconds"] < 5 for line in metrics(out)), "a goodbye costs no waiting"
+
+
+def test_a_node_without_its_network_daemon_ends_and_so_do_nodes_without_coordinator(folder):
+    manifest = write_manifest(folder, stages=1, steps=100_000, more="[start]\nreplicas = 2\n")
+    out = folder / "out"
+    with coordinator(folder, manifest) as lead:
+        join = join_line(lead)
+        with node(folder, join, "one") as one, node(folder, join, "two") as two:
+            wait_for_step(lead, out, 1)
+            (daemon,) = [pid for pid in one.living() if "p2pd" in command_line(pid)[0]]
+            os.kill(daemon, signal.SIGKILL)
+            assert one.wait(LIMIT_S) == 1
+            assert "no peer can be reached any more" in one.err, one.err
+            assert "Traceback" not in one.err
+            lead.process.send_signal(signal.SIGINT)
+            assert lead.wait(LIMIT_S) == 130
+            two.succeed(LIMIT_S)
+            assert "the coordinator has stopped before the run was complete" in two.out
