@@ -149,16 +149,8 @@ class Averager:
             if not self._is(round_):
                 return
             tensors = [(self._host.stage.gradient(self._pieces[piece]), self._codec)]
-            metas, payload = await self._pack(tensors)
-            message = msg.Part(
-                run=self._host.manifest.run_id,
-                to=to.boot,
-                round=round_.stamp,
-                piece=piece,
-                sender=self._host.me,
-                tensors=metas,
-            )
-            await self._deliver(round_, to, message, payload)
+            packed = await self._pack(tensors)
+            await self._send_piece(round_, msg.Part, piece, to, packed)
 
     async def _add_up(self, round_: Round, piece: int, order: Sequence[Replica]) -> None:
         if not self._is(round_) or self._total is None:
@@ -185,16 +177,26 @@ class Averager:
         async with self._sends:
             if not self._is(round_):
                 return
-            metas, payload = self._encoded[piece]
-            message = msg.Sum(
-                run=self._host.manifest.run_id,
-                to=to.boot,
-                round=round_.stamp,
-                piece=piece,
-                sender=self._host.me,
-                tensors=metas,
-            )
-            await self._deliver(round_, to, message, payload)
+            await self._send_piece(round_, msg.Sum, piece, to, self._encoded[piece])
+
+    async def _send_piece(
+        self,
+        round_: Round,
+        kind: type[msg.Part] | type[msg.Sum],
+        piece: int,
+        to: Replica,
+        packed: tuple[list[msg.TensorMeta], list[memoryview]],
+    ) -> None:
+        metas, payload = packed
+        message = kind(
+            run=self._host.manifest.run_id,
+            to=to.boot,
+            round=round_.stamp,
+            piece=piece,
+            sender=self._host.me,
+            tensors=metas,
+        )
+        await self._deliver(round_, to, message, payload)
 
     async def _deliver(
         self, round_: Round, to: Replica, message: msg.Message, payload: list[memoryview]
@@ -208,7 +210,7 @@ class Averager:
             failures += 1
             if outcome is not Outcome.BUSY and failures == 1:
                 log.info("cannot reach %s in a round: %s", to.peer[-6:], reason)
-                await self._tell(
+                await self._host.tell_trainer(
                     msg.Trouble(
                         run=self._host.manifest.run_id,
                         round=round_.stamp,
@@ -224,7 +226,7 @@ class Averager:
         sealed: Sealed | None = await self._lane.control("seal", seal)
         if sealed is None or not self._is(round_):
             return
-        await self._tell(
+        await self._host.tell_trainer(
             msg.Vote(
                 run=self._host.manifest.run_id,
                 round=round_.stamp,
@@ -235,14 +237,6 @@ class Averager:
                 finite=sealed.finite,
             )
         )
-
-    async def _tell(self, message: msg.Message) -> None:
-        if self._host.trainer is None:
-            return
-        try:
-            await self._host.caller.insist(self._host.trainer, message)
-        except (TransportError, BadInput) as error:
-            log.debug("the trainer did not hear %s: %s", message, error)
 
     async def _pack(
         self, tensors: list[tuple[Tensor, str]]

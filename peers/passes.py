@@ -21,7 +21,6 @@ from swarm.core import flight
 from swarm.core.backoff import Backoff
 from swarm.core.hop import Hop, Outcome, Tell
 from swarm.core.intake import Intake, Job, Kind
-from swarm.errors import BadInput, TransportError
 from swarm.manifest import Manifest
 from swarm.types import Replica, Stamp
 
@@ -195,7 +194,7 @@ class Passes:
             with anyio.move_on_after(RECEIPT_WAIT_S):
                 await sent.over.wait()
         job = done.job
-        await self._tell(
+        await self._host.tell_trainer(
             msg.Receipt(
                 run=self._manifest.run_id,
                 stamp=job.attempt.stamp,
@@ -214,7 +213,8 @@ class Passes:
                 busy=hop.busy_answers if hop is not None else 0,
                 skipped=hop.unreachable[:16] if hop is not None else [],
                 blame=done.load.message.sender if done.passed.blame_sender else None,
-            )
+            ),
+            tries=2,
         )
 
     def _hop(self, done: _Pass) -> Hop | None:
@@ -288,7 +288,7 @@ class Passes:
         return msg.Backward(stage=self._stage.stage - 1, **common)
 
     async def _tell_failed(self, job: Job, reason: str, skipped: list[Replica]) -> None:
-        await self._tell(
+        await self._host.tell_trainer(
             msg.Failed(
                 run=self._manifest.run_id,
                 stamp=job.attempt.stamp,
@@ -296,18 +296,9 @@ class Passes:
                 boot=self._me.boot,
                 reason=reason[:500],
                 skipped=skipped,
-            )
+            ),
+            tries=2,
         )
-
-    async def _tell(self, message: msg.Message) -> None:
-        """To the trainer, once more if it fails; a lost receipt costs a question, not truth."""
-        trainer = self._host.trainer
-        if trainer is None:
-            return
-        try:
-            await self._caller.insist(trainer, message, tries=2)
-        except (TransportError, BadInput) as error:
-            log.debug("%s did not reach the trainer: %s", message, error)
 
     def _free(self) -> None:
         for stamp in self.intake.take_freed():
