@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from dht.records import PeerRecord, decode_all, stage_key
 from peers import messages as msg
+from peers.seed import Seed
 from swarm.core.roster import Admission, Member, State
 from swarm.core.step import Decide
 from swarm.errors import BadInput, TransportError
-from swarm.types import Replica, Term
+from swarm.types import FRESH, Replica, Term
 
 if TYPE_CHECKING:
     from dht.directory import Directory
@@ -28,7 +29,6 @@ class Admissions:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._lengths: dict[int, int] = {}
-        self._said: dict[Replica, str] = {}
 
     # -- who is there -----------------------------------------------------------------------
 
@@ -76,6 +76,8 @@ class Admissions:
     def ask(self) -> None:
         """Ask all that are due."""
         trainer = self._trainer
+        if not trainer.settled:
+            return
         for member in trainer.roster.to_ask(anyio.current_time(), *trainer.marks):
             trainer.tasks.start_soon(self._ask, member)
 
@@ -99,7 +101,7 @@ class Admissions:
             trainer.outranked(replica, answer.term)
         member = trainer.roster.get(replica)
         if member is not None:
-            self._lengths[member.stage] = answer.values
+            self.learnt(member.stage, answer.values)
         stands = trainer.standing
         if stands is not None and answer.mark == stands.to:
             trainer.instructions.applied(replica, stands)
@@ -115,14 +117,59 @@ class Admissions:
             periods = trainer.manifest.periods
             trainer.roster.behind(replica, answer.mark, now + periods.watch_s)
             return
-        now = anyio.current_time()
         match trainer.roster.answered(replica, answer.mark, trainer.mark, now, trainer.rng):
             case Admission.BEGIN:
                 await self._admit(replica, begin=True)
             case Admission.RESET:
                 await self._admit(replica, begin=False)
-            case Admission.WAIT:
-                await self._say_behind(replica)
+            case Admission.JOIN:
+                if trainer.mark == FRESH and answer.mark is not None:
+                    trainer.found_at = answer.mark
+                await self._join(replica)
+
+    async def _join(self, replica: Replica) -> None:
+        """Tell it where the state of its stage can be had, if anywhere."""
+        trainer = self._trainer
+        member = trainer.roster.get(replica)
+        assert member is not None
+        mates = [r for r in trainer.ready(member.stage) if r != replica]
+        message: msg.Message
+        head: dict[str, Any] = {
+            "run": trainer.manifest.run_id,
+            "to": replica.boot,
+            "stamp": trainer.stamps.take(),
+        }
+        if mates:
+            message = msg.Join(**head, mark=trainer.mark, members=mates)
+        elif trainer.seed is not None and self._may_load(member):
+            message = self._load(head, trainer.seed)
+        else:
+            return
+        answer = (await trainer.caller.call(replica.peer, message)).message
+        if isinstance(answer, msg.Refused) and answer.term is not None:
+            trainer.outranked(replica, answer.term)
+        if not isinstance(answer, msg.At):
+            raise BadInput(getattr(answer, "reason", answer.kind))
+        if member.state is not State.JOINING:
+            what = "joins" if mates else "loads the checkpoint for"
+            trainer.on_event(f"{replica.peer[-6:]} {what} stage {member.stage}")
+        trainer.roster.joining(replica, "copies the state of its stage")
+
+    def _may_load(self, member: Member) -> bool:
+        """One replica of a stage loads the checkpoint; the others copy from it then."""
+        others = [m for m in self._trainer.roster.all() if m.stage == member.stage]
+        return not any(m.state is State.JOINING and m is not member for m in others)
+
+    def _load(self, head: dict[str, Any], seed: Seed) -> msg.Load:
+        trainer = self._trainer
+        return msg.Load(
+            **head,
+            mark=trainer.mark,
+            copies=seed.copies,
+            sources=[trainer.me] if seed.source is not None else [],
+            applied=seed.applied,
+            totals=[dict(counts) for counts in seed.totals],
+        )
 
     def _may_follow(self, replica: Replica) -> bool:
         """Whether it has not been found unable to follow yet."""
@@ -145,7 +192,6 @@ class Admissions:
         trainer.obeys_us(replica)
         if trainer.work is not None:
             trainer.work.admitted(replica, stage=member.stage)
-        self._said.pop(replica, None)
         trainer.on_event(f"{replica.peer[-6:]} serves stage {member.stage} at step {mark.t}")
 
     def _reset(self, replica: Replica, *, begin: bool) -> msg.Reset:
@@ -158,20 +204,11 @@ class Admissions:
             begin=begin,
         )
 
-    async def _say_behind(self, replica: Replica) -> None:
-        """To our owner, and once to the replica's: a reset that it cannot follow tells it."""
-        member = self._trainer.roster.get(replica)
-        if member is None or member.state is not State.BEHIND:
-            return
-        if replica not in self._said:
-            self._said[replica] = member.note
-            self._trainer.on_event(
-                f"{replica.peer[-6:]} (stage {member.stage}) {member.note}: it waits, since "
-                "joining in mid-run is not there yet"
-            )
-            await self._trainer.caller.call(replica.peer, self._reset(replica, begin=False))
-
     # -- what is known of a stage -----------------------------------------------------------
+
+    def learnt(self, stage: int, values: int) -> None:
+        """A replica says how many values the gradient of ``stage`` has."""
+        self._lengths[stage] = values
 
     def averaging_s(self, stage: int) -> float:
         """How long averaging a stage may take on the slowest link that is allowed for."""

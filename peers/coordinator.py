@@ -6,36 +6,35 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 from torch import Tensor
 
-from dht.records import RunRecord, TrainerRecord, TrainerState, encode
+from peers.checkpoints import CheckpointStore
 from peers.entering import Entered, Entry, entered, wire_limits
+from peers.leading import Leader, Start, check_may_lead
 from peers.plots import plot_run
-from peers.rpc import Caller
 from peers.rundir import RunDirectory
-from peers.state import StateLost, fetch_weights
+from peers.state import PieceSource, StateLost, fetch_state
 from peers.status import Monitor
 from peers.trainer import StepDone, Trainer
+from swarm.core.totals import Totals
 from swarm.data import Batches, load_batches
-from swarm.errors import UserError
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
 from swarm.model.sampling import generate
 from swarm.model.stage import StageModel
+from swarm.types import FRESH
 
 log = logging.getLogger("swarm.coordinator")
 
 PROMPT = b"def "
 SAMPLE_BYTES = 240
-FAREWELL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,7 @@ class Result:
 
     directory: RunDirectory
     steps: list[StepDone] = field(default_factory=list)
+    totals: Totals = ()
     sha256: str = ""
     sample: bytes = b""
 
@@ -77,11 +77,12 @@ def plan_run(manifest: Manifest, allow: Collection[str] = ()) -> Plan:
 
 
 class Coordinator:
-    """One run from its start to its model.
+    """One run from its start to its model: a ``Leader``, a run directory, and a person's view.
 
     Args:
         plan: what to train.
         out: the run directory; None: a new one under ``runs``.
+        start: whether the run begins here, goes on here, or is led by another for now.
         monitor: is told all that a person may want to see.
         on_open: called with the swarm's join addresses once nodes can come.
     """
@@ -93,84 +94,87 @@ class Coordinator:
         out: Path | None,
         monitor: Monitor,
         on_open: Callable[[Manifest, list[str]], None],
+        start: Start = Start.FRESH,
     ) -> None:
         self._plan, self._out, self._monitor, self._on_open = plan, out, monitor, on_open
+        self._start = start
+        self._result: Result | None = None
 
     async def run(self, entry: Entry) -> Result:
-        """Train ``run.steps`` steps and fetch the weights.
+        """Train until step ``run.steps`` and fetch the weights.
 
         Raises:
-            UserError: the swarm cannot be started as asked. Superseded: another trainer leads.
+            UserError: the swarm cannot be started as asked.
         """
         async with entered(entry, wire_limits(self._plan.manifest)) as swarm:
             manifest = self._plan.manifest
             if not manifest.trainers:
                 manifest = manifest.changed({"trainers": [swarm.identity.peer_id]})
-            if swarm.identity.peer_id not in manifest.trainers:
-                raise UserError(
-                    f"{entry.identity} ({swarm.identity.peer_id}) is not among the manifest's "
-                    "trainers; add it, or give the right key with --identity"
-                )
-            directory = RunDirectory.create(self._out, name=manifest.name)
-            directory.write_manifest(manifest)
-            async with anyio.create_task_group() as tasks:
-                result = await self._train(swarm, manifest, directory, tasks)
-                tasks.cancel_scope.cancel()
-        return result
+            return await self.lead(swarm, manifest, entry)
 
-    async def _train(
-        self, swarm: Entered, manifest: Manifest, directory: RunDirectory, tasks: TaskGroup
-    ) -> Result:
-        trainer = Trainer(
-            manifest,
-            caller=Caller(swarm.transport, timeout_s=manifest.periods.call_s),
-            batches=self._plan.batches,
-            boot=swarm.boot,
-            tasks=tasks,
-            rng=random.Random(),
-            on_event=self._monitor.event,
+    async def lead(self, swarm: Entered, manifest: Manifest, entry: Entry) -> Result:
+        """``run``, for one who has entered the swarm and knows the run."""
+        check_may_lead(manifest, swarm.identity.peer_id, entry.identity)
+        resumes = self._start is Start.RESUME
+        directory = RunDirectory.create(self._out, name=manifest.name, resume=resumes)
+        directory.write_manifest(manifest)
+        result = self._result = Result(directory)
+        store = CheckpointStore(
+            directory.path / "checkpoints",
+            manifest.run_id,
+            keep=manifest.run.checkpoints,
+            say=self.event,
         )
-        self._monitor.attach(trainer)
-        await swarm.transport.serve(trainer.handle)
-        await self._announce(swarm, trainer)
-        tasks.start_soon(self._announce_for_ever, swarm, trainer)
-        tasks.start_soon(trainer.admissions.watch, swarm.directory)
-        tasks.start_soon(self._monitor.refresh_for_ever)
+        store.clean()
+        leader = Leader(
+            manifest,
+            swarm=swarm,
+            batches=self._plan.batches,
+            rng=random.Random(),
+            store=store,
+            audience=self,
+        )
         self._on_open(manifest, swarm.addresses)
-        result = Result(directory)
-        ending = "the coordinator has stopped before the run was complete"
         try:
-            await self._steps(trainer, result)
-            await self._take_home(trainer, result)
-            ending = "the run is complete"
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._monitor.refresh_for_ever)
+                await leader.run(self._start)
+                tasks.cancel_scope.cancel()
         finally:
-            # Nobody can take the run over yet, so whoever serves it may go.
-            with anyio.move_on_after(FAREWELL_S, shield=True):
-                await trainer.finish(ending)
-            self._keep(manifest, result)
+            self._keep(manifest, result, complete=leader.complete)
         return result
 
-    async def _steps(self, trainer: Trainer, result: Result) -> None:
-        run = trainer.manifest.run
-        self._monitor.phase = "waiting for replicas"
-        await trainer.wait_for_start()
-        self._monitor.phase = ""
-        for step in range(run.steps):
-            done = await trainer.step()
-            if run.eval_every and ((step + 1) % run.eval_every == 0 or step + 1 == run.steps):
-                self._monitor.phase = "evaluating"
-                eval_loss = await trainer.evaluate(run.eval_microbatches)
-                self._monitor.phase = ""
-                done = replace(done, eval_loss=eval_loss)
-            result.steps.append(done)
-            result.directory.append_metrics(_metrics(done))
-            self._monitor.step_done(done)
+    # -- the leader's audience --------------------------------------------------------------
 
-    async def _take_home(self, trainer: Trainer, result: Result) -> None:
+    def event(self, line: str) -> None:
+        self._monitor.event(line)
+
+    def phase(self, text: str) -> None:
+        self._monitor.phase = text
+        self._monitor.refresh()
+
+    def leads(self, trainer: Trainer) -> None:
+        """What was written of steps that are not on the way to the run's mark is taken back."""
+        self._monitor.attach(trainer)
+        result = self._result
+        if result is not None and trainer.settled and trainer.mark != FRESH:
+            result.steps = [done for done in result.steps if done.step < trainer.mark.t]
+            result.directory.rewind(trainer.mark.t)
+
+    def step_done(self, trainer: Trainer, done: StepDone) -> None:
+        assert self._result is not None
+        self._result.steps.append(done)
+        self._result.totals = trainer.totals
+        self._result.directory.append_metrics(_metrics(done))
+        self._monitor.step_done(done)
+
+    async def complete(self, trainer: Trainer) -> None:
         """Weights of every stage, their digest, and a sample of text."""
-        manifest = trainer.manifest
+        manifest, result = trainer.manifest, self._result
+        assert result is not None
+        result.totals = trainer.totals
         spec = model_spec(manifest, self._plan.allow)
-        self._monitor.phase = "fetching the weights"
+        self.phase("fetching the weights")
         stages = []
         for stage in range(manifest.stages.count):
             model = StageModel(manifest, spec, stage)
@@ -180,71 +184,42 @@ class Coordinator:
             stages.append(model)
         tensors = {name: tensor for model in stages for name, tensor in model.tensors().items()}
         result.sha256 = weights_sha256(tensors)
-        self._monitor.phase = "done"
+        self.phase("done")
         if manifest.model.kind == "gpt":
             result.sample = await _sample(stages, manifest.model.sequence)
 
-    def _keep(self, manifest: Manifest, result: Result) -> None:
+    def _keep(self, manifest: Manifest, result: Result, *, complete: bool) -> None:
         """Plot and summary, of a run that was cut short too."""
-        directory, steps = result.directory, result.steps
-        if not steps:
+        directory, metrics = result.directory, result.directory.read_metrics()
+        if not metrics:
             return
         try:
-            plot_run(directory.read_metrics(), directory.plot_path, manifest.name)
+            plot_run(metrics, directory.plot_path, manifest.name)
         except (OSError, ValueError) as error:
             log.warning("the plot could not be made: %s", error)
         directory.write_summary(
             {
                 "run_id": manifest.run_id,
-                "steps": len(steps),
-                "samples": sum(step.samples for step in steps),
-                "loss": steps[-1].loss,
+                "complete": complete,
+                "steps": metrics[-1]["step"] + 1,
+                "samples": sum(line["samples"] for line in metrics),
+                "loss": metrics[-1]["loss"],
                 "weights_sha256": result.sha256,
-                "resent": sum(step.resent for step in steps),
-                "skipped": sum(step.skipped for step in steps),
+                "resent": sum(line["resent"] for line in metrics),
+                "skipped": sum(line["skipped"] for line in metrics),
+                "microbatches_by_peer": [dict(counts) for counts in result.totals],
             }
         )
-
-    # -- the directory ----------------------------------------------------------------------
-
-    async def _announce_for_ever(self, swarm: Entered, trainer: Trainer) -> None:
-        while True:
-            await anyio.sleep(trainer.manifest.periods.announce_s)
-            if not await self._announce(swarm, trainer):
-                log.warning("nobody stored the run's announcement; trying again")
-
-    async def _announce(self, swarm: Entered, trainer: Trainer) -> bool:
-        manifest, me = trainer.manifest, swarm.identity.peer_id
-        ttl_s = manifest.periods.record_ttl_s
-        run = RunRecord(peer=me, run_id=manifest.run_id, manifest=manifest.canonical())
-        state = TrainerState.WAITING if trainer.work is None else TrainerState.TRAINING
-        reign = TrainerRecord(
-            peer=me,
-            run_id=manifest.run_id,
-            boot=swarm.boot,
-            term=trainer.term.number,
-            state=state,
-            step=trainer.mark.t,
-        )
-        stored = True
-        for record in (run, reign):
-            value = encode(record, swarm.identity, ttl_s=ttl_s)
-            stored &= await swarm.directory.announce(record.key, me, value, ttl_s=ttl_s)
-        return stored
 
 
 async def _weights(trainer: Trainer, stage: int, length: int) -> Tensor:
     """The weights of ``stage`` at the run's mark; waits while nobody can give them."""
     while True:
-        replicas = await trainer.serving(stage)
+        replicas = await trainer.members(stage)
+        run_id = trainer.manifest.run_id
+        sources = [PieceSource(trainer.caller, run_id, replica, stage) for replica in replicas]
         try:
-            return await fetch_weights(
-                trainer.caller,
-                trainer.manifest.run_id,
-                replicas,
-                mark=trainer.mark,
-                length=length,
-            )
+            return (await fetch_state(sources, mark=trainer.mark, length=length, vectors=1))[0]
         except StateLost as error:
             for replica in replicas:
                 trainer.lose(replica, str(error))

@@ -203,8 +203,11 @@ class Instructions:
     async def decide(self, do: Decide) -> None:
         """Tell the decision until it is answered. Who cannot apply it is behind."""
         trainer, replica = self._trainer, do.replica
-        message = msg.Decide.of(
-            do.decision, trainer.stamps.take(), trainer.manifest.run_id, replica.boot
+        message = msg.Decide(
+            run=trainer.manifest.run_id,
+            to=replica.boot,
+            stamp=trainer.stamps.take(),
+            decision=msg.WireDecision.of(do.decision),
         )
         trainer.roster.asking(replica, True)
         answer = await self._insist(replica, message, "did not answer a decision")

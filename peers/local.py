@@ -105,6 +105,8 @@ class LocalSwarm:
         self.ending = True
         with anyio.CancelScope(shield=True):
             for child in self.children:
+                # Two signals: it need not finish anything any more.
+                _signal(child.process, signal.SIGINT)
                 _signal(child.process, signal.SIGTERM)
                 _signal(child.process, signal.SIGCONT)  # one that is stopped would not hear it
             with anyio.move_on_after(STOP_S):

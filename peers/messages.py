@@ -1,130 +1,77 @@
-"""The nouns of the wire: frozen, bounded, validated on entry, in one file.
+"""The nouns of the wire: frozen, bounded, validated on entry. Here what is asked; the answers are
+in ``peers.replies``, the kinds of fields in ``peers.fields``, and all of them can be had from here.
 
 Requests carry ``run`` (the run id) and, where they are meant for one process, ``to`` (its boot).
-Names travel as short lists: a stamp or mark is ``[term number, boot, n]``, a replica
-``[peer, boot]``. Whoever receives a message calls ``parse_request`` or ``parse_reply``; anything
-that does not validate is a ``BadMessage`` with a reason, never another exception.
+Whoever receives a message calls ``parse_request`` or ``parse_reply``; anything that does not
+validate is a ``BadMessage`` with a reason, never another exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    TypeAdapter,
-    ValidationError,
+from pydantic import Field, TypeAdapter, ValidationError
+
+from peers.fields import (
+    MAX_INT,
+    MAX_STAGES,
+    Boot,
+    Members,
+    Message,
+    Microbatch,
+    Numbers,
+    Round,
+    Seconds,
+    ShortList,
+    Stage,
+    TensorMeta,
+    Text,
+    Totals,
+    WireDecision,
+    WireMark,
+    WireReplica,
+    WireStamp,
+    pack_numbers,
 )
-
-from swarm.core.step import Decision
-from swarm.core.update import Update
+from peers.replies import (
+    At,
+    Busy,
+    Decided,
+    Detail,
+    Digests,
+    Granted,
+    Held,
+    Holds,
+    Ok,
+    Piece,
+    Prepared,
+    Refused,
+    Status,
+)
 from swarm.errors import BadMessage
-from swarm.types import Attempt, Mark, Replica, Stamp, Term
+from swarm.types import Attempt
 
-MAX_INT = 2**62
-MAX_STAGES = 1024
-MAX_MICROBATCHES = 1 << 20
-MAX_MEMBERS = 4096
-
-
-def _int(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_INT:
-        raise ValueError("a whole number that is not negative")
-    return value
-
-
-def _boot(value: object) -> str:
-    if not isinstance(value, str) or len(value) > 32 or not value.isalnum():
-        raise ValueError("a boot of 16 hex digits")
-    return value
-
-
-def _term(number: object, boot: object) -> Term:
-    if number == 0 and boot == "":
-        return Term(0, "")
-    return Term(_int(number), _boot(boot))
-
-
-def _stamp(value: object) -> Stamp:
-    match value:
-        case Stamp():
-            return value
-        case [number, boot, n]:
-            return Stamp(_term(number, boot), _int(n))
-    raise ValueError("[term number, boot, n]")
-
-
-def _mark(value: object) -> Mark:
-    match value:
-        case Mark():
-            return value
-        case [number, boot, t]:
-            return Mark(_term(number, boot), _int(t))
-    raise ValueError("[term number, boot, t]")
-
-
-def _replica(value: object) -> Replica:
-    match value:
-        case Replica():
-            return value
-        case [str(peer), boot] if 0 < len(peer) <= 128:
-            return Replica(peer, _boot(boot))
-    raise ValueError("[peer, boot]")
-
-
-def pack_numbers(numbers: Iterable[int]) -> bytes:
-    """A set of small whole numbers as a bit field, lowest first."""
-    bits = sum(1 << number for number in set(numbers))
-    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-
-
-def _numbers(value: object) -> frozenset[int]:
-    if isinstance(value, frozenset):
-        return value
-    if isinstance(value, bytes) and len(value) * 8 <= MAX_MICROBATCHES:
-        bits = int.from_bytes(value, "little")
-        return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
-    raise ValueError(f"a bit field of at most {MAX_MICROBATCHES} bits")
-
-
-WireStamp = Annotated[
-    Stamp, BeforeValidator(_stamp), PlainSerializer(lambda s: [s.term.number, s.term.boot, s.n])
+__all__ = [
+    "At",
+    "Busy",
+    "Decided",
+    "Detail",
+    "Digests",
+    "Granted",
+    "Held",
+    "Holds",
+    "Message",
+    "Ok",
+    "Piece",
+    "Prepared",
+    "Refused",
+    "Round",
+    "Status",
+    "TensorMeta",
+    "WireDecision",
+    "pack_numbers",
 ]
-WireMark = Annotated[
-    Mark, BeforeValidator(_mark), PlainSerializer(lambda m: [m.term.number, m.term.boot, m.t])
-]
-WireReplica = Annotated[
-    Replica, BeforeValidator(_replica), PlainSerializer(lambda r: [r.peer, r.boot])
-]
-Numbers = Annotated[frozenset[int], BeforeValidator(_numbers), PlainSerializer(pack_numbers)]
-Boot = Annotated[str, Field(max_length=32)]
-Stage = Annotated[int, Field(ge=0, lt=MAX_STAGES)]
-Microbatch = Annotated[int, Field(ge=0, lt=MAX_MICROBATCHES)]
-Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
-Members = Annotated[list[WireReplica], Field(max_length=MAX_MEMBERS)]
-ShortList = Annotated[list[WireReplica], Field(max_length=16)]
-Text = Annotated[str, Field(max_length=500)]
-
-
-class TensorMeta(BaseModel):
-    """How one tensor lies in the payload: encoded by ``codec``, of this shape when decoded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    codec: Annotated[str, Field(max_length=16)]
-    dtype: Annotated[str, Field(max_length=16)]
-    shape: Annotated[list[Annotated[int, Field(ge=0, le=1 << 40)]], Field(max_length=8)]
-    nbytes: Annotated[int, Field(ge=0, le=1 << 40)]
-
-
-class Message(BaseModel):
-    """Base of all messages. ``kind`` tells them apart."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Request(Message):
@@ -140,6 +87,7 @@ class Question(Request):
     """Where are you? Bears no term, changes nothing, may be asked by anyone."""
 
     kind: Literal["question"] = "question"
+    detail: bool = False
 
 
 class Reset(Request):
@@ -209,64 +157,58 @@ class Fetch(Request):
     source: WireReplica
 
 
-class Round(Message):
-    """One stage's round in a decision."""
-
-    stamp: WireStamp
-    digest: Annotated[str, Field(max_length=64)]
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
 class Decide(Request):
-    """The decision of a step; see ``swarm.core.step.Decision``."""
+    """The decision of a step: apply it if you are at its mark and hold the sums that it names."""
 
     kind: Literal["decide"] = "decide"
     stamp: WireStamp
+    decision: WireDecision
+
+
+class Poll(Request):
+    """A trainer that takes over asks: obey my term; what do you hold? The bar rises."""
+
+    kind: Literal["poll"] = "poll"
+    stamp: WireStamp
+
+
+class Renew(Request):
+    """The trainer lives. Answered like a ``Question``."""
+
+    kind: Literal["renew"] = "renew"
+    stamp: WireStamp
+
+
+class Join(Request):
+    """The run is at ``mark``, and you are not: copy the state of your stage from ``members``."""
+
+    kind: Literal["join"] = "join"
+    stamp: WireStamp
     mark: WireMark
-    next: WireMark
-    rounds: Annotated[list[Round], Field(max_length=MAX_STAGES)]
-    lr: Finite
-    scale: Finite
-    bias1: Finite
-    bias2: Finite
-    skip: bool
-    counts: Annotated[
-        list[Annotated[dict[str, int], Field(max_length=MAX_MEMBERS)]],
-        Field(max_length=MAX_STAGES),
-    ]
-
-    @property
-    def update(self) -> Update:
-        return Update(self.lr, self.scale, self.bias1, self.bias2, self.skip)
-
-    @classmethod
-    def of(cls, decision: Decision, stamp: Stamp, run: str, to: str) -> Decide:
-        update = decision.update
-        return cls(
-            run=run,
-            to=to,
-            stamp=stamp,
-            mark=decision.mark,
-            next=decision.to,
-            rounds=[Round(stamp=stamp_, digest=digest) for stamp_, digest in decision.rounds],
-            lr=update.lr,
-            scale=update.scale,
-            bias1=update.bias1,
-            bias2=update.bias2,
-            skip=update.skip,
-            counts=[dict(counts) for counts in decision.counts],
-        )
+    members: Members
 
 
-class GetState(Request):
-    """Send ``count`` values of the weights from ``start`` on, if you are at ``mark``."""
+class Load(Request):
+    """No replica of your stage is left: load the checkpoint ``copies`` under the name ``mark``.
 
-    kind: Literal["get_state"] = "get_state"
+    Any of ``sources`` gives its pieces; ``applied`` and ``totals`` belong to it.
+    """
+
+    kind: Literal["load"] = "load"
+    stamp: WireStamp
     mark: WireMark
-    start: Annotated[int, Field(ge=0, le=1 << 48)]
-    count: Annotated[int, Field(ge=1, le=1 << 26)]
+    copies: WireMark
+    sources: Members
+    applied: Annotated[int, Field(ge=0, le=MAX_INT)]
+    totals: Totals
+
+
+class Keep(Request):
+    """Set a copy of your state at ``mark`` aside, for a checkpoint; it replaces an older one."""
+
+    kind: Literal["keep"] = "keep"
+    stamp: WireStamp
+    mark: WireMark
 
 
 class Finish(Request):
@@ -304,6 +246,50 @@ class GetSum(_Piece):
     """Send the sum of one piece, if you hold the whole of that round."""
 
     kind: Literal["get_sum"] = "get_sum"
+
+
+# -- from those who copy a stage's state -----------------------------------------------------
+
+
+class _Range(Request):
+    stage: Stage
+    start: Annotated[int, Field(ge=0, le=1 << 48)]
+    count: Annotated[int, Field(ge=1, le=1 << 26)]
+
+
+class GetState(_Range):
+    """Send ``count`` values of the state from ``start`` on, with the mark that they are at.
+
+    ``mark``: only if you have them at it; none: wherever you are. ``weights_only``: without the
+    optimizer's vectors.
+    """
+
+    kind: Literal["get_state"] = "get_state"
+    mark: WireMark | None = None
+    weights_only: bool = False
+
+
+class GetDecision(Request):
+    """Which decision leads on from ``mark``? Wait for it up to ``wait_s``."""
+
+    kind: Literal["get_decision"] = "get_decision"
+    mark: WireMark
+    wait_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.0
+
+
+class GetDecidedSum(_Range):
+    """Send ``count`` values of the sum that the decision which leads on from ``mark`` names."""
+
+    kind: Literal["get_decided_sum"] = "get_decided_sum"
+    mark: WireMark
+
+
+class GetDigests(Request):
+    """Send the SHA-256 of each piece of your state, if you are at ``mark``."""
+
+    kind: Literal["get_digests"] = "get_digests"
+    stage: Stage
+    mark: WireMark
 
 
 # -- to the trainer -------------------------------------------------------------------------
@@ -364,78 +350,27 @@ class Trouble(Request):
     missed: Members
 
 
+class Ready(Request):
+    """The sender has the whole state of its stage at ``mark``: it can be admitted."""
+
+    kind: Literal["ready"] = "ready"
+    boot: Boot
+    mark: WireMark
+
+
+class Leave(Request):
+    """The sender would like to go, without leaving work undone."""
+
+    kind: Literal["leave"] = "leave"
+    boot: Boot
+
+
 class Goodbye(Request):
     """The sender is going, now."""
 
     kind: Literal["goodbye"] = "goodbye"
     boot: Boot
     reason: Text
-
-
-# -- replies --------------------------------------------------------------------------------
-
-
-class Ok(Message):
-    """Done, or accepted. ``tensors`` describes the payload where one was asked for."""
-
-    kind: Literal["ok"] = "ok"
-    tensors: Annotated[list[TensorMeta], Field(max_length=4)] = []
-
-
-class Busy(Message):
-    """Not now; ask again or elsewhere. Nothing was kept."""
-
-    kind: Literal["busy"] = "busy"
-    reason: Text = ""
-
-
-class Refused(Message):
-    """No, and why. ``term``: the number of the term that is obeyed here, if that is why."""
-
-    kind: Literal["refused"] = "refused"
-    reason: Text = ""
-    term: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None
-
-
-class Status(Message):
-    """Answer to ``Question``."""
-
-    kind: Literal["status"] = "status"
-    boot: Boot
-    role: Literal["node", "trainer"]
-    stage: Stage | None = None
-    mark: WireMark | None = None
-    term: Annotated[int, Field(ge=0, le=MAX_INT)] = 0
-    term_boot: Boot = ""
-    values: Annotated[int, Field(ge=0, le=1 << 48)] = 0
-    """How many values the stage's gradient has."""
-
-
-class Holds(Message):
-    """Answer to ``Cancel``."""
-
-    kind: Literal["holds"] = "holds"
-    holds: bool
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-
-
-class Prepared(Message):
-    """Answer to ``Prepare``: takes part (and misses pieces of ``missed``), or holds otherwise."""
-
-    kind: Literal["prepared"] = "prepared"
-    takes_part: bool
-    holds: Numbers = frozenset()
-    missed: Members = []
-    digest: Annotated[str, Field(max_length=64)] = ""
-    squared_norm: float = 0.0
-    finite: bool = True
-
-
-class At(Message):
-    """Answer to ``Decide`` and ``Reset``: where the replica is now."""
-
-    kind: Literal["at"] = "at"
-    mark: WireMark | None
 
 
 AnyRequest = (
@@ -447,18 +382,41 @@ AnyRequest = (
     | Prepare
     | Fetch
     | Decide
-    | GetState
+    | Poll
+    | Renew
+    | Join
+    | Load
+    | Keep
     | Finish
     | Part
     | Sum
     | GetSum
+    | GetState
+    | GetDecision
+    | GetDecidedSum
+    | GetDigests
     | Receipt
     | Failed
     | Vote
     | Trouble
+    | Ready
+    | Leave
     | Goodbye
 )
-AnyReply = Ok | Busy | Refused | Status | Holds | Prepared | At
+AnyReply = (
+    Ok
+    | Busy
+    | Refused
+    | Status
+    | Holds
+    | Prepared
+    | At
+    | Held
+    | Piece
+    | Digests
+    | Decided
+    | Granted
+)
 
 _REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 _REPLIES: TypeAdapter[AnyReply] = TypeAdapter(Annotated[AnyReply, Field(discriminator="kind")])

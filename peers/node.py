@@ -11,11 +11,11 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from dht.directory import Directory
-from dht.records import PeerRecord, PeerState, decode_all, encode, stage_key
+from dht.records import PeerRecord, decode_all, encode, stage_key
 from peers import messages as msg
 from peers.entering import Entered
 from peers.executor import Executor
-from peers.replica import ReplicaServer
+from peers.replica import QUIET_S, ReplicaServer
 from peers.rpc import Caller
 from peers.stage import StageOwner
 from swarm import __version__
@@ -28,8 +28,8 @@ from swarm.types import FRESH, Replica
 log = logging.getLogger("swarm.node")
 
 GOODBYE_S = 2.0
-QUIET_S = 30.0
-"""Without work for so long, a node says why."""
+AGAIN_S = 1.0
+"""How long to wait before the trainer is asked once more whether we may leave."""
 
 
 class Node:
@@ -55,10 +55,16 @@ class Node:
         self._identity, self._executor = swarm.identity, executor
         self._rng, self._say = rng, say
         self._sequence = 0
+        self._change = anyio.Event()
+        self._leaving = anyio.Event()
         self.server: ReplicaServer | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> str:
-        """Until the trainer says that the run is over; returns the reason it gave."""
+        """Until the trainer says that the run is over, or we have left; returns why it ended.
+
+        Raises:
+            TooSlow: this machine cannot keep up with the run.
+        """
         build = partial(StageOwner, self.manifest, self._spec, self.stage)
         owner = await self._executor.lane("build", build)
         async with anyio.create_task_group() as tasks:
@@ -67,17 +73,19 @@ class Node:
             tasks.start_soon(server.run)
             tasks.start_soon(self._announce_for_ever)
             tasks.start_soon(self._watch_quiet)
+            tasks.start_soon(self._leave_when_asked)
             self._say(
                 f"stage {self.stage}: {owner.model.length:,} parameters, layers "
                 f"{owner.model.layers.start} to {owner.model.layers.stop - 1}; waits for a trainer"
             )
             task_status.started()
             try:
-                await server.finished.wait()
+                await server.orders.finished.wait()
             finally:
                 await self._goodbye()
             tasks.cancel_scope.cancel()
-        return server.finish_reason
+        self._say_what_counted(server)
+        return server.orders.finish_reason
 
     def _serve(self, owner: StageOwner, tasks: TaskGroup) -> ReplicaServer:
         server = ReplicaServer(
@@ -89,13 +97,60 @@ class Node:
             tasks=tasks,
             rng=self._rng,
         )
-        server.on_change = self._changed
-        self._change = anyio.Event()
+        server.orders.on_change = self._changed
         return server
+
+    def _say_what_counted(self, server: ReplicaServer) -> None:
+        counted = server.host.stage.totals[self.stage].get(self.me.peer, 0)
+        samples = counted * self.manifest.batch.microbatch
+        self._say(f"counted in this run for this peer: {counted} microbatches, {samples} samples")
 
     def _changed(self, line: str) -> None:
         self._say(line)
         self._change.set()
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Go, but leave no work undone: when the step under way is applied, or ``drain_s``."""
+        self._leaving.set()
+
+    async def _leave_when_asked(self) -> None:
+        await self._leaving.wait()
+        server = self.server
+        assert server is not None
+        server.draining = True
+        self._changed("leaving: the step under way is finished first; Ctrl-C again leaves at once")
+        with anyio.move_on_after(self.manifest.periods.drain_s) as limit:
+            await self._drain(server)
+        step = "" if server.mark is None else f" after step {server.mark.t}"
+        why = "; it took too long to finish what was under way" if limit.cancelled_caught else ""
+        server.orders.finish_reason = f"left{step}{why}"
+        server.orders.finished.set()
+
+    async def _drain(self, server: ReplicaServer) -> None:
+        """Until the trainer lets us go, or cannot be heard."""
+        said = ""
+        while True:
+            trainer, mark = server.host.trainer, server.mark
+            if trainer is None or not server.heard_lately():
+                return  # nobody is there to tell
+            question = msg.Leave(run=self.manifest.run_id, boot=self.me.boot)
+            try:
+                answer = (await server.host.caller.call(trainer, question)).message
+            except SwarmError as error:
+                answer = msg.Busy(reason=f"the trainer cannot be asked: {error}"[:500])
+            if isinstance(answer, msg.Granted):
+                if answer.wait and mark is not None:
+                    await server.donor.moved_from(mark)
+                return
+            reason = getattr(answer, "reason", "")
+            if isinstance(answer, msg.Refused):
+                return  # it does not know us: there is nothing to finish
+            if reason != said:
+                said = reason
+                self._say(f"not yet: {reason}")
+            await anyio.sleep(AGAIN_S)
 
     # -- the directory ------------------------------------------------------------------------
 
@@ -115,7 +170,7 @@ class Node:
             run_id=self.manifest.run_id,
             boot=self.me.boot,
             stage=self.stage,
-            state=PeerState.WAITING if server.mark is None else PeerState.READY,
+            state=server.state,
             mark=server.mark or FRESH,
             version=__version__,
             sequence=self._sequence,
@@ -134,30 +189,30 @@ class Node:
             server = self.server
             assert server is not None
             counters, now = server.passes.counters, anyio.current_time()
+            last = counters.last_work
             if counters.counted > said:
                 said = counters.counted
                 step = server.mark.t if server.mark is not None else 0
                 self._say(f"step {step}: {said} microbatches counted here so far")
-            else:
-                self._say(self._why_quiet(server, counters.last_work, now))
+            elif server.orders.joiner is None:
+                since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
+                self._say(f"{since}: {server.why_quiet()}")
 
-    @staticmethod
-    def _why_quiet(server: ReplicaServer, last: float | None, now: float) -> str:
-        since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
-        if server.heard_trainer is None:
-            return f"{since}: no trainer has been heard of"
-        quiet = now - server.heard_trainer
-        if quiet > QUIET_S:
-            return f"{since}: the trainer has not been heard for {quiet:.0f} s"
-        return f"{since}: the trainer was heard {quiet:.0f} s ago and has sent nothing to do"
+    def _told_to_go(self, server: ReplicaServer) -> bool:
+        """The trainer has ended the run: it need not hear that we go."""
+        return server.orders.finished.is_set() and not server.draining
 
     async def _goodbye(self) -> None:
         """Tell the trainer that we go, so that it need not find out."""
         server = self.server
-        if server is None or server.host.trainer is None or server.finished.is_set():
+        if server is None or server.host.trainer is None or self._told_to_go(server):
             return
         message = msg.Goodbye(
-            run=self.manifest.run_id, boot=self.me.boot, reason="stopped by its owner"
+            run=self.manifest.run_id,
+            boot=self.me.boot,
+            reason="its work is done"
+            if server.orders.finished.is_set()
+            else "stopped by its owner",
         )
         with anyio.move_on_after(GOODBYE_S, shield=True):
             try:
@@ -166,11 +221,13 @@ class Node:
                 log.debug("the trainer did not hear our goodbye: %s", error)
 
 
-async def choose_stage(directory: Directory, manifest: Manifest, rng: random.Random) -> int:
-    """The stage with the fewest announced replicas."""
+async def choose_stage(
+    directory: Directory, manifest: Manifest, rng: random.Random
+) -> tuple[int, list[int]]:
+    """The stage with the fewest announced replicas, and how many each has."""
     counts = []
     for stage in range(manifest.stages.count):
         key = stage_key(manifest.run_id, stage)
         records, _ = decode_all(await directory.lookup(key), key=key)
         counts.append(len(records))
-    return least_served(counts, rng)
+    return least_served(counts, rng), counts

@@ -136,6 +136,11 @@ class Passes:
             return unpacked()
         return await self._executor.side(unpacked)
 
+    def leave(self) -> None:
+        """The stage is at no mark: nothing can be done until it is."""
+        self.intake.leave()
+        self._free()
+
     # -- through ----------------------------------------------------------------------------
 
     def next_pass(self) -> Callable[[], Awaitable[None]] | None:

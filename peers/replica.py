@@ -5,33 +5,36 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from functools import partial
+from math import isfinite
 
 import anyio
 from anyio.abc import TaskGroup
 
+from dht.records import PeerState
 from peers import messages as msg
 from peers.averaging import Averager
+from peers.donor import Donor
 from peers.executor import Executor
 from peers.host import Host
 from peers.lane import Lane
+from peers.orders import Orders
 from peers.passes import Passes
 from peers.rpc import Caller
 from peers.stage import StageOwner
-from peers.tensors import RAW, pack
 from peers.transport import Frame
+from swarm import __version__
 from swarm.errors import BadInput
 from swarm.manifest import Manifest
 from swarm.types import Mark, PeerId, Replica, Term
 
 log = logging.getLogger("swarm.node")
 
+QUIET_S = 30.0
+"""Without work for so long, a node says why."""
+
 
 class ReplicaServer:
-    """One stage served by one process, seen from the network.
-
-    ``on_change`` is called with a line of plain words whenever the replica's state changes.
-    """
+    """One stage served by one process, seen from the network. ``draining``: it is about to go."""
 
     def __init__(
         self,
@@ -48,10 +51,10 @@ class ReplicaServer:
         self.lane = Lane(executor, self._next_pass)
         self.passes = Passes(self.host, wake=self.lane.wake)
         self.averager = Averager(self.host, self.lane)
+        self.donor = Donor(self.host, self.lane)
+        self.orders = Orders(self.host, self.lane, self.passes, self.averager, self.donor)
         self.heard_trainer: float | None = None
-        self.finished = anyio.Event()
-        self.finish_reason = ""
-        self.on_change: Callable[[str], None] = log.info
+        self.draining = False
 
     @property
     def mark(self) -> Mark | None:
@@ -73,7 +76,7 @@ class ReplicaServer:
             refusal = self._refuse(sender, message)
             if refusal is not None:
                 return Frame(msg.header(refusal))
-            reply, payload = await self._answer(message, list(frame.payload))
+            reply, payload = await self._answer(sender, message, list(frame.payload))
         except BadInput as error:
             return Frame(msg.header(msg.Refused(reason=str(error)[:500])))
         return Frame(msg.header(reply), payload)
@@ -102,19 +105,19 @@ class ReplicaServer:
             )
         if intake.adopt(term):
             self.averager.end()
-            self.on_change(f"obeys trainer {trainer[-6:]}, term {term.number}")
+            self.orders.on_change(f"obeys trainer {trainer[-6:]}, term {term.number}")
         self.host.trainer = trainer
         self.heard_trainer = anyio.current_time()
         return None
 
     async def _answer(
-        self, message: msg.AnyRequest, payload: list[memoryview]
+        self, sender: PeerId, message: msg.AnyRequest, payload: list[memoryview]
     ) -> tuple[msg.Message, list[memoryview]]:
         match message:
+            case msg.Question() | msg.Renew():
+                return self.status(detail=isinstance(message, msg.Question) and message.detail), []
             case msg.GetSum():
                 return await self.averager.get_sum(message)
-            case msg.GetState():
-                return await self._get_state(message)
             case msg.Forward() | msg.Backward():
                 return await self.passes.offered(message, payload), []
             case msg.Part():
@@ -123,32 +126,35 @@ class ReplicaServer:
                 return await self.averager.sum(message, payload), []
             case msg.Fetch():
                 return await self.averager.fetch(message), []
-            case _:
-                return await self._control(message), []
+            case msg.GetState() | msg.GetDecidedSum() | msg.GetDigests():
+                return await self._give(sender, message)
+            case msg.GetDecision():
+                return await self.donor.decision(message), []
+        answer = await self.orders.obey(message)
+        if answer is None:
+            reason = f"{message.kind} is not for a replica of this stage"
+            answer = msg.Refused(reason=reason)
+        return answer, []
 
-    async def _control(self, message: msg.AnyRequest) -> msg.Message:
+    async def _give(
+        self, sender: PeerId, message: msg.GetState | msg.GetDecidedSum | msg.GetDigests
+    ) -> tuple[msg.Message, list[memoryview]]:
+        """Of the stage's state."""
+        if message.stage != self.host.stage.stage:
+            return msg.Refused(reason=f"stage {message.stage} is not served here"), []
         match message:
-            case msg.Question():
-                return self._status()
-            case msg.Cancel():
-                return await self._cancel(message)
-            case msg.Prepare() if message.stage == self.host.stage.stage:
-                return await self._prepare(message)
-            case msg.Decide():
-                return await self._decide(message)
-            case msg.Reset():
-                return await self._reset(message)
-            case msg.Finish():
-                self.finish_reason = message.reason
-                self.finished.set()
-                return msg.Ok()
+            case msg.GetState():
+                return await self.donor.state(sender, message)
+            case msg.GetDigests():
+                return await self.donor.digests(message)
             case _:
-                return msg.Refused(reason=f"{message.kind} is not for a replica of this stage")
+                return await self.donor.decided_sum(message)
 
     # -- answers ----------------------------------------------------------------------------
 
-    def _status(self) -> msg.Status:
-        term = self.passes.intake.term
+    def status(self, *, detail: bool = False) -> msg.Status:
+        """Where this replica is; ``detail`` for people."""
+        term, kept = self.passes.intake.term, self.donor.kept
         return msg.Status(
             boot=self.host.me.boot,
             role="node",
@@ -157,76 +163,69 @@ class ReplicaServer:
             term=term.number,
             term_boot=term.boot,
             values=self.host.stage.model.length,
+            state=str(self.state),
+            trainer=self.host.trainer or "",
+            quiet_s=self.quiet_s,
+            kept=None if kept is None else kept.mark,
+            detail=self._detail() if detail else None,
         )
 
-    async def _cancel(self, message: msg.Cancel) -> msg.Message:
-        self.passes.intake.cancel(message.stamp)
-        stage = self.host.stage
-        cancel = partial(stage.cancel, message.stamp, message.m)
-        holds, loss = await self.lane.control("cancel", cancel)
-        if message.mark != self.mark:
-            return msg.At(mark=self.mark)
-        return msg.Holds(holds=holds, loss=loss)
+    def _detail(self) -> msg.Detail:
+        stage, last = self.host.stage, self.passes.counters.last_work
+        decided = stage.decided
+        counts = decided.counts[stage.stage] if decided and decided.counts else {}
+        loss = decided.loss if decided is not None and isfinite(decided.loss) else None
+        return msg.Detail(
+            last_work_s=None if last is None else anyio.current_time() - last,
+            why=self.why_quiet(),
+            queued=self.passes.intake.queued,
+            loss=loss,
+            totals=dict(stage.totals[stage.stage]),
+            counts=dict(counts),
+            version=__version__,
+        )
 
-    async def _prepare(self, message: msg.Prepare) -> msg.Message:
-        self.passes.intake.raise_bar(message.stamp)
-        return await self.averager.prepare(message)
+    @property
+    def state(self) -> PeerState:
+        if self.draining:
+            return PeerState.DRAINING
+        if self.orders.joiner is not None:
+            return PeerState.JOINING
+        return PeerState.WAITING if self.mark is None else PeerState.READY
 
-    async def _reset(self, message: msg.Reset) -> msg.Message:
-        stage = self.host.stage
-        if stage.mark is None and message.begin:
-            await self.lane.control("begin", stage.begin, lambda _: self._advanced())
-            self.on_change(f"serves stage {stage.stage} from the initial weights")
-        if stage.mark != message.mark:
-            where = "has no weights" if stage.mark is None else f"is at step {stage.mark.t}"
-            self.on_change(
-                f"the run is at step {message.mark.t}, this replica {where}: it waits, since "
-                "joining in mid-run is not there yet"
-            )
-            return msg.At(mark=stage.mark)
-        self.passes.intake.raise_bar(message.stamp)
-        self.averager.end()
-        await self.lane.control("reset", partial(stage.reset, message.stamp))
-        return msg.At(mark=stage.mark)
+    @property
+    def quiet_s(self) -> float | None:
+        """How long no trainer has been heard; None: none ever was."""
+        return None if self.heard_trainer is None else anyio.current_time() - self.heard_trainer
 
-    async def _decide(self, message: msg.Decide) -> msg.Message:
-        stage = self.host.stage
-        mine = None
-        if not message.skip:
-            if stage.stage >= len(message.rounds):
-                return msg.Refused(reason=f"no round of stage {stage.stage} in the decision")
-            round_ = message.rounds[stage.stage]
-            mine = (round_.stamp, round_.digest)
-        before = stage.mark
-        apply = partial(stage.decide, message.mark, message.next, mine, message.update)
-        mark = await self.lane.control("apply", apply, lambda mark: self._applied(before, mark))
-        return msg.At(mark=mark)
+    def heard_lately(self) -> bool:
+        return self.quiet_s is not None and self.quiet_s < self.host.manifest.periods.lease_s
 
-    def _applied(self, before: Mark | None, mark: Mark | None) -> None:
-        if mark != before:
-            self._advanced()
-
-    def _advanced(self) -> None:
-        """Before anything else runs: what belonged to the old mark ends."""
-        if self.mark is not None:
-            self.averager.end()
-            self.passes.intake.advance(self.mark)
-
-    async def _get_state(self, message: msg.GetState) -> tuple[msg.Message, list[memoryview]]:
-        """A piece of the weights, copied between two steps."""
-        stage = self.host.stage
-        stop = message.start + message.count
-        if message.mark != stage.mark:
-            return msg.At(mark=stage.mark), []
-        if stop > stage.model.length:
-            return msg.Refused(reason=f"the stage has {stage.model.length} values"), []
-        copy = partial(stage.copy_weights, message.mark, message.start, stop)
-        piece = await self.lane.control("copy", copy)
-        if piece is None:
-            return msg.At(mark=stage.mark), []
-        metas, payload = pack([(piece, RAW)])
-        return msg.Ok(tensors=metas), payload
+    def why_quiet(self) -> str:
+        """Why there is no work, as far as can be told from here; empty if there is some."""
+        now, last = anyio.current_time(), self.passes.counters.last_work
+        if last is not None and now - last < QUIET_S:
+            return ""
+        if self.heard_trainer is None:
+            return "no trainer has been heard of"
+        quiet = now - self.heard_trainer
+        if quiet > self.host.manifest.periods.lease_s:
+            return f"the trainer has not been heard for {quiet:.0f} s"
+        if self.orders.joiner is not None:
+            return self.orders.joiner.progress
+        return f"the trainer was heard {quiet:.0f} s ago and has sent nothing to do"
 
 
-_OBEYED = (msg.Reset, msg.Prepare, msg.Decide, msg.Cancel, msg.Finish)
-_TRAINER_ONLY = (*_OBEYED, msg.Fetch, msg.GetState)
+_OBEYED = (
+    msg.Reset
+    | msg.Prepare
+    | msg.Decide
+    | msg.Cancel
+    | msg.Poll
+    | msg.Renew
+    | msg.Join
+    | msg.Load
+    | msg.Keep
+    | msg.Finish
+)
+_TRAINER_ONLY = _OBEYED | msg.Fetch

@@ -5,6 +5,7 @@
     plot.png             loss and throughput
     stage-N.safetensors  the weights of stage N
     summary.json         what came out
+    checkpoints/         see ``peers.checkpoints``
 
 Files appear whole or not at all (temporary name, fsync, rename), except ``metrics.jsonl``, which
 grows by whole lines, and ``plot.png``, which is drawn over the old one.
@@ -51,12 +52,18 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path | None = None, *, name: str = "run", now: datetime | None = None
+        cls,
+        path: Path | None = None,
+        *,
+        name: str = "run",
+        now: datetime | None = None,
+        resume: bool = False,
     ) -> RunDirectory:
         """Make the directory ``path``, or a fresh ``runs/<name>-<YYYYmmdd-HHMMSS>``.
 
         An existing run directory is used again: the results of the earlier run in it are
-        removed, so that what is found there afterwards belongs together.
+        removed, so that what is found there afterwards belongs together. Not if it is to
+        ``resume`` that run.
 
         Raises:
             UserError: ``path`` is a file, holds something else than a run, or is not writable.
@@ -66,7 +73,8 @@ class RunDirectory:
                 return cls(_make_unique(Path("runs"), name, now or datetime.now()))
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
-            run._remove_results()
+            if not resume:
+                run._remove_results()
             return run
         except (FileExistsError, NotADirectoryError) as error:
             raise UserError(
@@ -87,12 +95,18 @@ class RunDirectory:
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    def rewind(self, step: int) -> None:
+        """Take back the lines of ``step`` and later ones: the run goes on from there."""
+        lines = [line for line in self.read_metrics() if line.get("step", 0) < step]
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        _write_atomically(self.metrics_path, text.encode())
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines so far, oldest first; a last line that was cut is left out."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return [json.loads(line) for line in lines[:-1] if line]
 
     def write_weights(
         self, stage: int, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]

@@ -31,14 +31,24 @@ class Interrupted(Exception):
     """The user, or the system, asked the process to end."""
 
 
-def run_command(main: Callable[[], Awaitable[T]]) -> T:
+class Leave:
+    """Who is to hear of the first signal, so that it can end in good order by itself."""
+
+    def __init__(self) -> None:
+        self.hear: Callable[[], None] | None = None
+
+
+def run_command(main: Callable[[], Awaitable[T]], leave: Leave | None = None) -> T:
     """Run ``main`` on asyncio; SIGINT and SIGTERM cancel it, a second one ends at once.
+
+    If somebody hears of them through ``leave``, the first one is told there, the second cancels,
+    and the third ends at once.
 
     Exits with 2 for what the user can mend at the start, 1 for a run that failed, 130 when
     interrupted; always with one line on standard error, never a traceback for what is expected.
     """
     try:
-        return anyio.run(_guarded, main, backend="asyncio")
+        return anyio.run(_guarded, main, leave or Leave(), backend="asyncio")
     except Interrupted:
         sys.stderr.write("stopped\n")
         raise SystemExit(INTERRUPTED) from None
@@ -51,24 +61,30 @@ def run_command(main: Callable[[], Awaitable[T]]) -> T:
         raise SystemExit(code) from None
 
 
-async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
+async def _guarded(main: Callable[[], Awaitable[T]], leave: Leave) -> T:
     result: list[T] = []
     signals = 0
+    cancelled = False
 
     async with anyio.create_task_group() as tasks:
 
         def on_signal() -> None:
-            nonlocal signals
+            nonlocal signals, cancelled
             signals += 1
-            if signals > 1:
+            if signals == 1 and leave.hear is not None:
+                leave.hear()
+            elif not cancelled:
+                cancelled = True
+                tasks.cancel_scope.cancel()
+            else:
                 os._exit(INTERRUPTED)
-            tasks.cancel_scope.cancel()
 
         async def watch_parent() -> None:
             parent = os.environ.get(PARENT_VARIABLE, "")
             while parent.isdigit():
                 await anyio.sleep(1)
                 if os.getppid() != int(parent):
+                    leave.hear = None  # nobody is left to finish anything for
                     on_signal()
                     return
 
@@ -80,7 +96,7 @@ async def _guarded(main: Callable[[], Awaitable[T]]) -> T:
         tasks.start_soon(watch_parent)
         result.append(await main())
         tasks.cancel_scope.cancel()
-    if signals or not result:
+    if cancelled or not result:
         raise Interrupted
     return result[0]
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from swarm.core import flight
 from swarm.core.ledger import Ledger, Verdict
-from swarm.core.update import Update
+from swarm.core.step import Decision
+from swarm.core.totals import Totals, fold
 from swarm.manifest import Manifest
 from swarm.model.spec import ModelSpec
 from swarm.model.stage import Graph, StageModel
@@ -50,7 +51,13 @@ class Sealed:
 
 
 class StageOwner:
-    """Computes passes and keeps the books. ``mark`` is None until somebody says where it is."""
+    """Computes passes and keeps the books.
+
+    ``mark`` is None while the weights are of no version: at the start, and while they are copied
+    from others. ``applied`` counts the updates up to ``mark`` that were not skipped, ``totals``
+    the microbatches of each peer. ``decision`` is the last that was heard of, applied or not;
+    ``decided`` the last one applied, whose sum is kept for those who follow.
+    """
 
     def __init__(
         self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: str = "cpu"
@@ -60,15 +67,20 @@ class StageOwner:
         self.stage = stage
         self.ledger = Ledger(stage, FRESH)
         self.mark: Mark | None = None
+        self.applied = 0
+        self.totals: Totals = tuple({} for _ in range(manifest.stages.count))
+        self.decision: Decision | None = None
+        self.decided: Decision | None = None
         self.losses: dict[int, float] = {}
         self.round: Stamp | None = None
         self.sealed: Sealed | None = None
-        self._max_graphs = manifest.limits.graphs
+        self._manifest = manifest
         self._graphs: dict[Stamp, Graph] = {}
         self._inputs: dict[Stamp, Tensor] = {}
         self._total: Tensor | None = None
         self._spare: Tensor | None = None
-        self._spoilt = False
+        self._decided_sum: Tensor | None = None
+        self._initial = True
 
     # -- passes -----------------------------------------------------------------------------
 
@@ -79,7 +91,7 @@ class StageOwner:
         output, graph = self.model.forward(inputs)
         if not _finite(output):
             return Passed(None, flight.NOT_FINITE)
-        if keep and len(self._graphs) < self._max_graphs:
+        if keep and len(self._graphs) < self._manifest.limits.graphs:
             self._graphs[attempt.stamp] = graph
         elif keep:
             self._inputs[attempt.stamp] = inputs
@@ -147,10 +159,6 @@ class StageOwner:
     def _add(self) -> None:
         self.model.accumulate()
 
-    def copy_weights(self, mark: Mark, start: int, stop: int) -> Tensor | None:
-        """A copy of a piece of the flat weights at ``mark``; None if the stage is elsewhere."""
-        return self.model.weights[start:stop].clone() if self.mark == mark else None
-
     # -- the books --------------------------------------------------------------------------
 
     def cancel(self, stamp: Stamp, m: int) -> tuple[bool, float | None]:
@@ -160,7 +168,7 @@ class StageOwner:
 
     def begin(self) -> None:
         """The trainer of a fresh run says so: these initial weights are the run's."""
-        if self.mark is None and not self._spoilt:
+        if self.mark is None and self._initial:
             self.mark = FRESH
 
     def reset(self, stamp: Stamp) -> None:
@@ -174,6 +182,7 @@ class StageOwner:
         self.drop()
 
     def drop(self) -> None:
+        """Ledger and accumulators are emptied."""
         self.end_round()
         self.model.clear_accumulators()
         self.ledger.drop()
@@ -227,32 +236,70 @@ class StageOwner:
         self.sealed = Sealed(round_, digest.hexdigest(), norm if finite else 0.0, finite)
         return self.sealed
 
-    def decide(
-        self, mark: Mark, to: Mark, round_: tuple[Stamp, str] | None, update: Update
-    ) -> Mark | None:
+    def decide(self, decision: Decision) -> Mark | None:
         """Apply the decision if it can be applied here; the mark afterwards, whichever it is."""
-        if self.mark == to or self.mark != mark:
+        if self.decision is None or decision.to > self.decision.to:
+            self.decision = decision
+        if self.mark == decision.to or self.mark != decision.mark:
             return self.mark
-        if not update.skip:
-            if self.sealed is None or self._total is None:
+        if not decision.update.skip:
+            sealed = self.sealed
+            if sealed is None or self._total is None:
                 return self.mark
-            if (self.sealed.round, self.sealed.digest) != round_:
+            if decision.rounds[self.stage : self.stage + 1] != ((sealed.round, sealed.digest),):
                 return self.mark
             try:
-                self.model.apply(self._total, update)
+                self.model.apply(self._total, decision.update)
             except Exception:
-                # Part of the weights may have moved: this replica is at no mark any more.
-                self.mark, self._spoilt = None, True
-                self.drop()
+                # Part of the weights may have moved: they are of no version any more.
+                self.leave_mark()
                 raise
+        self._keep_sum(decision)
+        self.arrive(decision.to, decision.applied, fold(self.totals, decision.counts))
+        return self.mark
+
+    def _keep_sum(self, decision: Decision) -> None:
+        """The sum that was applied stays, for those who follow, until the next one is."""
+        total, self._total = self._total, None
+        self.end_round()
+        old, self._decided_sum = self._decided_sum, None
+        self.decided = decision
+        if decision.update.skip:
+            self._spare = old if old is not None else self._spare
+        elif total is self.model.accumulators:
+            self._decided_sum = self.model.swap_accumulators(old)
+        else:
+            self._decided_sum, self._spare = total, old
+
+    def decided_sum(self, mark: Mark, place: slice) -> Tensor | None:
+        """A copy of a piece of the sum that led on from ``mark``; None if it is not kept here."""
+        if self.decided is None or self.decided.mark != mark or self._decided_sum is None:
+            return None
+        return self._decided_sum[place].clone()
+
+    # -- from one version to another --------------------------------------------------------
+
+    def leave_mark(self) -> None:
+        """The weights are of no version from now on: they are about to be copied over."""
+        self.mark, self._initial = None, False
+        self.drop()
+
+    def arrive(self, mark: Mark, applied: int, totals: Totals) -> None:
+        """The weights are those of ``mark``; what belonged to the version before is over."""
         self.end_round()
         self.model.clear_accumulators()
-        self.ledger.advance(to)
+        self.ledger.advance(mark)
         self.losses.clear()
         self._graphs.clear()
         self._inputs.clear()
-        self.mark = to
-        return to
+        self.mark, self.applied, self.totals, self._initial = mark, applied, totals, False
+
+    def initialise(self) -> None:
+        """Back to the initial weights, which follow from the manifest alone."""
+        self.leave_mark()
+        fresh = StageModel(self._manifest, self.spec, self.stage).state()
+        for name, vector in self.model.state().items():
+            vector.copy_(fresh[name])
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from peers.entering import Entry
-from peers.running import CANNOT_START, run_command, set_up_logging
+from peers.running import CANNOT_START, Leave, run_command, set_up_logging
 from peers.volunteer import NodeOptions, serve
 from swarm.errors import UserError
 from swarm.manifest import Manifest, default_manifest
@@ -44,5 +44,6 @@ def run_node_command(
     set_up_logging()
     say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
     options = NodeOptions(entry, stage, run, threads, frozenset(allow))
-    reason = run_command(partial(serve, options, say))
+    leave = Leave()
+    reason = run_command(partial(serve, options, leave, say), leave)
     say(f"finished: {reason}")

@@ -12,23 +12,25 @@ from anyio.abc import TaskGroup
 
 from peers import messages as msg
 from peers.admission import Admissions
+from peers.inbox import Inbox
 from peers.instructions import Instructions
 from peers.rpc import Caller
-from peers.transport import Frame
+from peers.seed import Seed
 from swarm.core.backoff import Backoff
-from swarm.core.closing import Closing, Vote
+from swarm.core.closing import Closing
 from swarm.core.evaluation import Evaluation
-from swarm.core.flight import Flight, Pace, Receipt, Stamps
-from swarm.core.intake import Kind
+from swarm.core.flight import COUNTED, Flight, Pace, Stamps
 from swarm.core.journey import Journey
-from swarm.core.roster import Roster
+from swarm.core.roster import Roster, State
 from swarm.core.step import Decision, Remove, Step
+from swarm.core.takeover import Found
+from swarm.core.totals import Totals, fold
 from swarm.core.update import Update, global_norm, make_update
 from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
-from swarm.errors import BadInput, SwarmError
+from swarm.errors import BadInput, SwarmError, TransportError
 from swarm.manifest import Manifest
-from swarm.types import FRESH, Boot, Mark, PeerId, Replica, Stamp, Term
+from swarm.types import FRESH, Boot, Mark, Replica, Stamp, Term
 
 log = logging.getLogger("swarm.trainer")
 
@@ -41,6 +43,18 @@ PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
 
 class Superseded(SwarmError):
     """Another trainer of a higher term leads the run."""
+
+
+class RunGoesOn(SwarmError):
+    """A run that was to begin here is found at a later step."""
+
+
+class StageLost(SwarmError):
+    """A stage has had no replica at the run's mark for the patience."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(f"stage {stage} has lost all its replicas")
+        self.stage = stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +89,12 @@ class Heard:
 class Trainer:
     """One trainer of one run.
 
+    A fresh run's begins at ``FRESH``; another calls ``peers.takeover.settle`` first, which says
+    where to go on. ``applied`` counts updates that were not skipped, ``totals`` the microbatches
+    of each peer; ``seed`` is the checkpoint from which stages begin that nobody serves any more.
+
     Args:
-        term: its reign; 1 + the highest number heard.
+        term: the number of its reign: 1 + the highest that was heard.
         tasks: where its calls run.
         on_event: called with a line of plain words when something happens that a person should
             know.
@@ -92,12 +110,13 @@ class Trainer:
         tasks: TaskGroup,
         rng: random.Random,
         on_event: Callable[[str], None] = log.info,
+        term: int = 1,
     ) -> None:
         self.manifest, self.caller, self.batches = manifest, caller, batches
         self.tasks, self.rng, self.on_event = tasks, rng, on_event
         self.me = Replica(caller.peer, boot)
         self.mark = FRESH
-        self.term = Term(1, boot)
+        self.term = Term(term, boot)
         self.applied = 0
         self.stages = manifest.stages.count
         periods = manifest.periods
@@ -108,22 +127,32 @@ class Trainer:
         self.heard: dict[Replica, Heard] = {}
         self.work: Step | Evaluation | None = None
         self.last_decision: Decision | None = None
+        self.totals: Totals = tuple({} for _ in range(self.stages))
+        self.seed: Seed | None = None
+        self.settled = True
+        self.found_at: Mark | None = None
+        self._inherited: list[Found] = []
         self._obey_others: dict[Replica, int] = {}
+        self._empty_since: dict[int, float] = {}
         self._window: Window | None = None
         self._phases: dict[str, float] = {}
         self._counted_at = float("inf")
         self._wake = anyio.Event()
         self.admissions = Admissions(self)
         self.instructions = Instructions(self)
+        self.inbox = Inbox(self)
 
     # -- stages -----------------------------------------------------------------------------
 
     def ready(self, stage: int) -> list[Replica]:
         return self.roster.ready(stage, self.mark)
 
+    def serving(self, stage: int) -> list[Replica]:
+        return self.roster.serving(stage, self.mark)
+
     def missing(self) -> list[tuple[int, int]]:
         """Stages that have fewer replicas than a start needs: (stage, how many it has)."""
-        need = self.manifest.start.replicas
+        need = self.manifest.start.replicas if self.mark == FRESH else 1
         have = [(stage, len(self.ready(stage))) for stage in range(self.stages)]
         return [(stage, count) for stage, count in have if count < need]
 
@@ -147,7 +176,7 @@ class Trainer:
             self._check()
             await self._pause(float("inf"))
 
-    async def serving(self, stage: int) -> list[Replica]:
+    async def members(self, stage: int) -> list[Replica]:
         """The replicas of ``stage`` at the run's mark, once there are any."""
         while not self.ready(stage):
             self._check()
@@ -157,7 +186,7 @@ class Trainer:
     async def _pause(self, until: float) -> None:
         """Until something happens, ``until``, or the next question to a stranger is due."""
         self.admissions.ask()
-        until = min(until, self.roster.next_ask(*self.marks))
+        until = min(until, self.roster.next_ask(*self.marks), self._lost_at())
         with anyio.move_on_at(until) if until < float("inf") else anyio.CancelScope():
             await self._wake.wait()
         if self._wake.is_set():
@@ -171,7 +200,7 @@ class Trainer:
         """
         if term > MAX_TERM:
             log.warning("%s claims a term of %d: ignored", replica.peer, term)
-        elif self.work is None:
+        elif self.work is None and self.settled and self.mark == FRESH:
             self.term = max(self.term, Term(term + 1, self.me.boot))
         else:
             self._obey_others[replica] = term
@@ -183,13 +212,38 @@ class Trainer:
         self._obey_others.pop(replica, None)
 
     def _check(self) -> None:
+        if self.found_at is not None and self.work is None:
+            raise RunGoesOn(f"this run is at step {self.found_at.t} already")
+        now = anyio.current_time()
+        for stage, since in self._empty_since.items():
+            if now >= since + self.manifest.periods.patience_s:
+                raise StageLost(stage)
         for replica, term in self._obey_others.items():
             member = self.roster.get(replica)
             if member is not None and not self.ready(member.stage):
                 raise Superseded(
                     f"another trainer leads this run (term {term}, ours is {self.term.number}), "
-                    f"and stage {member.stage} has nobody else; stop it, or start a run of your own"
+                    f"and stage {member.stage} has nobody else"
                 )
+
+    def _lost_at(self) -> float:
+        """When the first of the stages that nobody serves is given up.
+
+        Whoever is still asked may fill it yet. Before the run has begun nothing is lost.
+        """
+        now = anyio.current_time()
+        for stage in range(self.stages):
+            if self._may_wait or any(self.roster.ready(stage, mark) for mark in self.marks):
+                self._empty_since.pop(stage, None)
+            else:
+                self._empty_since.setdefault(stage, now)
+        patience_s = self.manifest.periods.patience_s
+        return min(self._empty_since.values(), default=float("inf")) + patience_s
+
+    @property
+    def _may_wait(self) -> bool:
+        """Nothing has begun yet, or whoever comes can begin where we are."""
+        return self.seed is not None or (self.work is None and self.mark == FRESH)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -207,14 +261,19 @@ class Trainer:
             stamps=self.stamps,
             to=Mark(self.term, t + 1),
             decider=self._decider(t),
+            applied=self.applied,
+            serving=self.serving,
         )
+        self._inherit(step)
         self._phases, self._counted_at = {}, float("inf")
         await self._drive(step)
         decision = step.decision
         assert decision is not None
         self.last_decision = decision
         self.mark = decision.to
-        self.applied += not decision.update.skip
+        self.applied = decision.applied
+        self.totals = fold(self.totals, decision.counts)
+        self.seed = None  # each stage has a replica that has gone on from it
         self._tell_skip(decision)
         return StepDone(
             step=t,
@@ -229,10 +288,24 @@ class Trainer:
             phases={**self._phases, "close_s": anyio.current_time() - self._counted_at},
         )
 
+    def _inherit(self, step: Step) -> None:
+        """What replicas hold of this step from before our time."""
+        inherited, self._inherited = self._inherited, []
+        for found in inherited:
+            if found.mark == self.mark and found.replica in self.ready(found.stage):
+                step.inherit(found.replica, found.held, found.losses, stage=found.stage)
+
+    def go_on(self, mark: Mark, applied: int, totals: Totals, inherited: Sequence[Found]) -> None:
+        """The run is at ``mark``; ``inherited``: what its replicas there hold of the next step."""
+        self.mark, self.applied, self.totals = mark, applied, totals
+        self._inherited = list(inherited)
+        self.settled = True
+        self.wake()
+
     async def evaluate(self, microbatches: int) -> float:
         """Mean loss over held-out microbatches at the present mark."""
         flight = self._flight([self._journey(m, evaluation=True) for m in range(microbatches)])
-        await self._drive(Evaluation(flight, self.stages, ready=self.ready))
+        await self._drive(Evaluation(flight, self.stages, ready=self.ready, serving=self.serving))
         flight.end()
         # A part of the loss is scaled by the microbatch's share of a whole batch.
         return flight.loss() * self.manifest.batch.microbatches / microbatches
@@ -312,93 +385,35 @@ class Trainer:
                 "the data)"
             )
 
-    # -- what comes in ----------------------------------------------------------------------
-
-    async def handle(self, sender: PeerId, frame: Frame) -> Frame:
-        """The transport's handler: never raises for anything that was received."""
-        try:
-            message = msg.parse_request(frame.header)
-        except BadInput as error:
-            return Frame(msg.header(msg.Refused(reason=str(error)[:500])))
-        return Frame(msg.header(self._answer(sender, message)))
-
-    def _answer(self, sender: PeerId, message: msg.AnyRequest) -> msg.Message:
-        if message.run != self.manifest.run_id:
-            return msg.Refused(reason=f"this peer leads run {self.manifest.run_id}")
-        if isinstance(message, msg.Question):
-            return msg.Status(
-                boot=self.me.boot,
-                role="trainer",
-                mark=self.mark,
-                term=self.term.number,
-                term_boot=self.term.boot,
-            )
-        if not isinstance(message, msg.Receipt | msg.Failed | msg.Vote | msg.Trouble | msg.Goodbye):
-            return msg.Refused(reason=f"{message.kind} is not for a trainer")
-        replica = Replica(sender, message.boot)
-        member = self.roster.get(replica)
-        if member is None:
-            return msg.Refused(reason="not a member of this run")
-        self._take(replica, member.stage, message)
-        self.wake()
-        return msg.Ok()
-
-    def _take(
-        self,
-        replica: Replica,
-        stage: int,
-        message: msg.Receipt | msg.Failed | msg.Vote | msg.Trouble | msg.Goodbye,
-    ) -> None:
-        now = anyio.current_time()
-        if isinstance(message, msg.Goodbye):
-            self.admissions.gone(replica, f"left: {message.reason}")
-        elif self.work is None:
-            return
-        elif isinstance(message, msg.Receipt):
-            self._receipt(replica, stage, message, now)
-        elif isinstance(message, msg.Failed):
-            self.work.failed(message.m, message.stamp, message.reason, now)
-            self.work.unreachable(message.skipped)
-        elif isinstance(self.work, Step):
-            if isinstance(message, msg.Vote):
-                vote = Vote(message.round, message.digest, message.squared_norm, message.finite)
-                self.work.vote(replica, vote, stage=stage)
-            else:
-                self.work.trouble(message.round, now, stage=stage)
-
-    def _receipt(self, replica: Replica, stage: int, message: msg.Receipt, now: float) -> None:
+    def heard_receipt(self, replica: Replica, message: msg.Receipt) -> None:
+        """For the view, and for where the time goes."""
         heard = self.heard.setdefault(replica, Heard())
-        heard.last_work, heard.queued = now, message.queued
-        heard.counted += message.verdict == "counted"
+        heard.last_work, heard.queued = anyio.current_time(), message.queued
+        heard.counted += message.verdict == COUNTED
         for name in PHASES:
             self._phases[name] = self._phases.get(name, 0.0) + getattr(message, name)
-        blamed, at = (message.blame, stage) if message.blame else (None, stage)
-        if blamed is not None:
-            # Its input was not finite: whoever sent it has to be looked at, not the receiver.
-            at = stage - 1 if message.pass_ == "forward" or stage == self.stages - 1 else stage + 1
-            if not 0 <= at < self.stages or blamed not in self.ready(at):
-                blamed, at = None, stage
-        if self.work is None:
-            return
-        receipt = Receipt(
-            stamp=message.stamp,
-            m=message.m,
-            stage=at,
-            replica=blamed or replica,
-            kind=Kind(message.pass_),
-            verdict=message.verdict,
-            queue_s=message.queue_s,
-            compute_s=message.compute_s,
-            link_s=message.link_s,
-            loss=message.loss,
-            busy=message.busy,
-            skipped=tuple(message.skipped),
-        )
-        if receipt.verdict == "not finite":
-            self.on_event(f"{receipt.replica.peer[-6:]} (stage {at}): something not finite")
-        self.work.receipt(receipt, now)
 
     # -- the end ----------------------------------------------------------------------------
+
+    async def renew_for_ever(self) -> None:
+        """Speak to every replica now and then, so that none thinks the trainer gone."""
+
+        async def renew(replica: Replica) -> None:
+            message = msg.Renew(run=self.manifest.run_id, to=replica.boot, stamp=self.stamps.take())
+            try:
+                answer = (await self.caller.call(replica.peer, message)).message
+            except (TransportError, BadInput) as error:
+                log.debug("%s did not hear that we live: %s", replica.peer, error)
+                return
+            if isinstance(answer, msg.Refused) and answer.term is not None:
+                self.outranked(replica, answer.term)
+
+        while True:
+            await anyio.sleep(self.manifest.periods.renew_s)
+            if self.settled:
+                for member in self.roster.all():
+                    if member.state in (State.READY, State.JOINING):
+                        self.tasks.start_soon(renew, member.replica)
 
     async def finish(self, reason: str) -> None:
         """Tell every replica that the run is over."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peers.entering import Entry, entered, find_run, wire_limits
+from peers.running import Leave
 from peers.wire import Limits
 from swarm.errors import ConfigError
 
@@ -25,8 +26,8 @@ class NodeOptions:
     allow: frozenset[str] = frozenset()
 
 
-async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> str:
-    """Until the run is over; returns why it ended.
+async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] = log.info) -> str:
+    """Until the run is over, or the owner wants to ``leave``; returns why it ended.
 
     Raises:
         UserError: one line that says what to do.
@@ -48,7 +49,9 @@ async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> 
         rng = random.Random()
         stage = options.stage
         if stage is None:
-            stage = await choose_stage(swarm.directory, manifest, rng)
+            stage, counts = await choose_stage(swarm.directory, manifest, rng)
+            have = ", ".join(map(str, counts))
+            say(f"chose stage {stage}: the stages have {have} replicas announced")
         threads = options.threads
         if manifest.reproducible.enabled:
             threads = manifest.reproducible.threads
@@ -61,4 +64,5 @@ async def serve(options: NodeOptions, say: Callable[[str], None] = log.info) -> 
             rng=rng,
             say=say,
         )
+        leave.hear = node.leave
         return await node.run()

@@ -202,6 +202,10 @@ class Run(Section):
     steps: int = whole(100, 1, 1 << 40)
     eval_every: int = whole(0, 0, 1 << 40)
     eval_microbatches: int = whole(4, 1, 1 << 16)
+    checkpoint_every: int = whole(25, 0, 1 << 40)
+    """Steps from one checkpoint to the next; 0: none."""
+    checkpoints: int = whole(3, 1, 1 << 16)
+    """How many are kept, the newest ones."""
 
 
 class Reproducible(Section):
@@ -244,6 +248,12 @@ class Limits(Section):
     """The largest single tensor of a microbatch (hidden layer, logits, attention)."""
     parameters: int = whole(1 << 31, 1, 1 << 40)
     """Of the built-in GPT, all stages together."""
+    state_piece: int = whole(1 << 16, 16, 1 << 24)
+    """Values of each vector in one piece of a stage's state, as joiners copy it."""
+    joiners: int = whole(2, 1, 1 << 10)
+    """Peers that one replica gives its state to at a time; others wait."""
+    join_bytes_per_s: int = whole(16 << 20, 1 << 10, 1 << 40)
+    """So fast does a replica give its state to joiners, and to checkpoints."""
 
 
 class Periods(Section):

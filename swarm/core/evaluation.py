@@ -16,10 +16,19 @@ Instruction = Launch | Ask | Remove | Probe
 class Evaluation:
     """Machine: as ``Step``, without ledgers, rounds and decision."""
 
-    def __init__(self, flight: Flight, stages: int, *, ready: Callable[[int], list[Replica]]):
+    def __init__(
+        self,
+        flight: Flight,
+        stages: int,
+        *,
+        ready: Callable[[int], list[Replica]],
+        serving: Callable[[int], list[Replica]] | None = None,
+    ) -> None:
+        """``serving``: those of the ``ready`` that get new work; None: all."""
         self.flight = flight
         self._stages = stages
         self._ready = ready
+        self._serving = serving or ready
         self._removed: set[Replica] = set()
         self._todo: list[Instruction] = []
 
@@ -53,8 +62,7 @@ class Evaluation:
 
     def advance(self, now: float) -> list[Instruction]:
         self._add(self.flight.tick(now), now)
-        stages = [self._members(stage) for stage in range(self._stages)]
-        self._add(self.flight.fill(stages, now), now)
+        self._add(self.flight.fill(self._workers(), now), now)
         todo, self._todo = self._todo, []
         return todo
 
@@ -64,6 +72,12 @@ class Evaluation:
 
     def deadline(self) -> float:
         return self.flight.deadline()
+
+    def _workers(self) -> list[list[Replica]]:
+        serving = [
+            [r for r in self._serving(s) if r not in self._removed] for s in range(self._stages)
+        ]
+        return [serving[stage] or self._members(stage) for stage in range(self._stages)]
 
     def _members(self, stage: int) -> list[Replica]:
         return [replica for replica in self._ready(stage) if replica not in self._removed]

@@ -211,8 +211,15 @@ class Intake:
             if self._barred(job.attempt):
                 self._end(job.attempt.stamp)
 
+    def leave(self) -> None:
+        """The stage is at no mark any more: everything ends, and all work is *not yet*."""
+        self._turn_to(None)
+
     def advance(self, mark: Mark) -> None:
         """A new mark: everything of the old one ends, and so do the remembered answers."""
+        self._turn_to(mark)
+
+    def _turn_to(self, mark: Mark | None) -> None:
         self.mark = mark
         for job in self._jobs():
             self._end(job.attempt.stamp)

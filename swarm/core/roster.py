@@ -19,17 +19,22 @@ OLD_NEWS_S = 300.0
 
 class State(StrEnum):
     """ANNOUNCED: seen in the directory, not yet spoken to. READY: at the mark it last told.
-    BEHIND: at a mark from which it cannot follow. REMOVED: silent; it is asked now and then."""
+    BEHIND: at a mark from which it cannot follow. JOINING: it copies the state of its stage.
+    REMOVED: silent; it is asked now and then."""
 
     ANNOUNCED = "announced"
     READY = "ready"
     BEHIND = "behind"
+    JOINING = "joining"
     REMOVED = "removed"
 
 
 @dataclass(slots=True)
 class Member:
-    """One replica as the trainer knows it. ``note`` says in plain words what is wrong."""
+    """One replica as the trainer knows it. ``note`` says in plain words what is wrong.
+
+    ``leaving``: it takes part in the step under way, and goes when that is applied.
+    """
 
     replica: Replica
     stage: int
@@ -39,6 +44,7 @@ class Member:
     failures: int
     ask_at: float
     asking: bool = False
+    leaving: bool = False
 
 
 class Admission(StrEnum):
@@ -46,6 +52,7 @@ class Admission(StrEnum):
 
     BEGIN = "begin"
     RESET = "reset"
+    JOIN = "join"
     WAIT = "wait"
 
 
@@ -94,7 +101,7 @@ class Roster:
         While it is being admitted (RESET, BEGIN) it is not asked again: ``admitted`` or
         ``unanswered`` says how that ended.
 
-        Only the trainer of a fresh run says BEGIN; a replica elsewhere waits until it can join.
+        Only the trainer of a fresh run says BEGIN; a replica elsewhere has to JOIN, if it can.
         """
         member = self._members.get(replica)
         if member is None:
@@ -107,11 +114,12 @@ class Roster:
         if mark is None and at == FRESH:
             return Admission.BEGIN
         member.asking = False
-        member.state, member.mark = State.BEHIND, mark
-        where = "has no weights" if mark is None else f"is at step {mark.t}"
-        member.note = f"{where}, the run is at step {at.t}"
-        self._later(member, now, rng)
-        return Admission.WAIT
+        member.mark = mark
+        if member.state is not State.JOINING:
+            where = "has no weights" if mark is None else f"is at step {mark.t}"
+            member.state, member.note = State.BEHIND, f"{where}, the run is at step {at.t}"
+        member.ask_at = now + self._backoff.pause(1, rng)
+        return Admission.JOIN
 
     def unanswered(self, replica: Replica, reason: str, now: float, rng: random.Random) -> None:
         """The question, or the admission, failed."""
@@ -142,6 +150,34 @@ class Roster:
         member.state, member.mark = State.READY, mark
         member.asking, member.note = False, ""
 
+    def joining(self, replica: Replica, note: str) -> None:
+        """It has been told where to copy the state from. ``note``: how that goes."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.state, member.note = State.JOINING, note
+
+    def ask_soon(self, replica: Replica, now: float) -> None:
+        """It says that something has changed: hear what."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.ask_at = now
+
+    def leave(self, replica: Replica, mark: Mark) -> str:
+        """It would like to go: why it must not yet, or nothing; then it gets no more work.
+
+        One replica of a stage leaves at a time, and never the last one.
+        """
+        member = self._members.get(replica)
+        if member is None or member.leaving or replica not in self.ready(member.stage, mark):
+            return ""
+        mates = [self._members[r] for r in self.ready(member.stage, mark) if r != replica]
+        if not mates:
+            return "it is the last replica of its stage"
+        if any(mate.leaving for mate in mates):
+            return "another replica of its stage is leaving"
+        member.leaving = True
+        return ""
+
     def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
         """It cannot apply the last decision: it is at ``mark`` and has to join anew."""
         member = self._members.get(replica)
@@ -166,6 +202,11 @@ class Roster:
             for member in self._members.values()
             if member.stage == stage and member.state is State.READY and member.mark == mark
         )
+
+    def serving(self, stage: int, mark: Mark) -> list[Replica]:
+        """Who gets new work of ``stage``: those that are READY and stay, or else all READY."""
+        ready = self.ready(stage, mark)
+        return [r for r in ready if not self._members[r].leaving] or ready
 
     def get(self, replica: Replica) -> Member | None:
         return self._members.get(replica)

@@ -23,7 +23,9 @@ class Decision:
     """What every replica at ``mark`` applies to get to ``to``.
 
     ``rounds`` names, for each stage, the round and the digest of its sum; it is empty for a
-    skipped step. ``counts`` says how many microbatches each peer holds, by stage.
+    skipped step whose sums are not known. ``counts`` says how many microbatches of each peer
+    count, by stage: none in a skipped step. ``applied``
+    counts the updates up to ``to`` that were not skipped: bias corrections follow it.
     """
 
     mark: Mark
@@ -33,6 +35,7 @@ class Decision:
     counts: tuple[Mapping[str, int], ...]
     loss: float
     norm: float
+    applied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,10 @@ class Step:
         flight: the step's microbatches.
         closings: one for each stage.
         ready: stage -> the replicas that are READY at the step's mark, in a fixed order.
+        serving: those of them that get new work; None: all.
         to: the mark that the decision leads to.
         decider: learning rate, clipping and bias corrections for this step.
+        applied: updates before this step that were not skipped.
     """
 
     def __init__(
@@ -93,14 +98,18 @@ class Step:
         stamps: Stamps,
         to: Mark,
         decider: Decider,
+        applied: int,
+        serving: Callable[[int], list[Replica]] | None = None,
     ) -> None:
         self.flight = flight
         self.closings = tuple(closings)
         self.decision: Decision | None = None
         self._ready = ready
+        self._serving = serving or ready
         self._stamps = stamps
         self._to = to
         self._decider = decider
+        self._applied_before = applied
         self._todo: list[Instruction] = []
         self._removed: set[Replica] = set()
         self._applied: list[set[Replica]] = [set() for _ in closings]
@@ -154,23 +163,35 @@ class Step:
             return
         closing.reopen()
         self.flight.keep_only(stage, members)
+        self._reconcile(stage, found.replica, found.holds)
+
+    def inherit(
+        self, replica: Replica, holds: frozenset[int], losses: Mapping[int, float], *, stage: int
+    ) -> None:
+        """What the ledger of a member holds from before this trainer's time."""
+        for m in sorted(holds & self.flight.journeys.keys() & losses.keys()):
+            self.flight.journeys[m].measured(losses[m])
+        self._reconcile(stage, replica, holds)
+
+    def _reconcile(self, stage: int, replica: Replica, holds: frozenset[int]) -> None:
+        """Of two that hold the same, the one with less is reset; so is one with what is unknown."""
         trips = self.flight.journeys
-        believed = self.flight.held_by(stage, found.replica)
-        for m in believed - found.holds:
-            trips[m].dropped(found.replica)
-        extra = sorted(found.holds - believed)
+        believed = self.flight.held_by(stage, replica)
+        for m in believed - holds:
+            trips[m].dropped(replica)
+        extra = sorted(holds - believed)
         unknown = [m for m in extra if m not in trips]
         rivals = {
             trips[m].holders[stage] for m in extra if m in trips and stage in trips[m].holders
         }
         theirs = sum(len(self.flight.held_by(stage, rival)) for rival in rivals)
-        if unknown or (rivals and theirs >= len(found.holds)):
-            self._reset(stage, found.replica)
+        if unknown or (rivals and theirs >= len(holds)):
+            self._reset(stage, replica)
             return
         for rival in sorted(rivals):
             self._reset(stage, rival)
         for m in extra:
-            trips[m].holds(stage, found.replica)
+            trips[m].holds(stage, replica)
 
     def _reset(self, stage: int, replica: Replica) -> None:
         self.flight.dropped(replica)
@@ -216,6 +237,12 @@ class Step:
     def _members(self, stage: int) -> list[Replica]:
         return [replica for replica in self._ready(stage) if replica not in self._removed]
 
+    def _workers(self) -> list[list[Replica]]:
+        """Who gets new work, by stage: if all that stay are gone, those that leave."""
+        stages = range(len(self.closings))
+        serving = [[r for r in self._serving(s) if r not in self._removed] for s in stages]
+        return [serving[stage] or self._members(stage) for stage in stages]
+
     # -- what to do now ---------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Instruction]:
@@ -232,10 +259,9 @@ class Step:
         if self.flight.void:
             self._decide(skip=True)
             return
-        stages = [self._members(stage) for stage in range(len(self.closings))]
         for closing in self.closings:
-            self._close(closing, stages[closing.stage], now)
-        self._add(self.flight.fill(stages, now), now)
+            self._close(closing, self._members(closing.stage), now)
+        self._add(self.flight.fill(self._workers(), now), now)
         ready = all(closing.phase is close.Phase.READY for closing in self.closings)
         if ready and self.flight.done:
             self._decide(skip=False)
@@ -261,9 +287,10 @@ class Step:
             update, norm = self._decider([vote.squared_norm for vote in votes], finite)
             rounds = tuple((vote.round, vote.digest) for vote in votes)
         self.flight.end()
-        counts = tuple(self._counts(closing.stage) for closing in self.closings)
+        counts = tuple({} if update.skip else self._counts(c.stage) for c in self.closings)
+        applied = self._applied_before + (not update.skip)
         self.decision = Decision(
-            self.flight.mark, self._to, rounds, update, counts, self.flight.loss(), norm
+            self.flight.mark, self._to, rounds, update, counts, self.flight.loss(), norm, applied
         )
         for closing in self.closings:
             members = self._members(closing.stage)

@@ -168,12 +168,29 @@ class StageModel:
         value = squared_norm(floats) if self._scale is None else exact_squared_norm(floats)
         return value, math.isfinite(value)
 
+    def swap_accumulators(self, other: Tensor | None) -> Tensor:
+        """Give the accumulators away, and go on with ``other`` (None: new ones) in their place.
+
+        Both have the same length and dtype. Until ``clear_accumulators`` they hold anything.
+        """
+        given = self.accumulators
+        self.accumulators = torch.empty_like(given) if other is None else other
+        return given
+
     def apply(self, total: Tensor, update: Update) -> None:
         """One optimizer step with the summed accumulators ``total``, which stays as it is."""
+        self.apply_to(slice(0, self.length), total, update)
+
+    def apply_to(self, place: slice, sums: Tensor, update: Update) -> None:
+        """``apply`` for ``place`` of the flat vectors alone; ``sums`` is the total's part there.
+
+        Each operation is elementwise, so any cut into places gives the same bits.
+        """
         if update.skip:
             return
-        for piece in pieces(self.length):
-            gradient = self._gradient(total, piece).mul_(update.scale)
+        for part in pieces(sums.numel()):
+            gradient = self._gradient(sums, part).mul_(update.scale)
+            piece = slice(place.start + part.start, place.start + part.stop)
             self._optimizer.step(self.weights, gradient, piece, update)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -206,9 +223,12 @@ class StageModel:
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
 
-    def optimizer_vectors(self) -> dict[str, Tensor]:
-        """The optimizer's state: flat float32 vectors of ``length``, its own memory, by name."""
-        return dict(self._optimizer.vectors)
+    def state(self) -> dict[str, Tensor]:
+        """What changes from step to step: ``weights``, then the optimizer's vectors.
+
+        Flat float32 vectors of ``length``, the stage's own memory, in a fixed order.
+        """
+        return {"weights": self.weights, **self._optimizer.vectors}
 
     def _run(self, inputs: Tensor) -> Graph:
         # Always with gradients: then a forward, its recomputation and an evaluation use the same

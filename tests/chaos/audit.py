@@ -7,11 +7,10 @@ whatever sum is applied must then be 1 everywhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from peers.stage import StageOwner
+from swarm.core.step import Decision
 from swarm.types import Attempt, Mark, Replica, Stamp
 from tests.chaos.harness import Peer, World
 
@@ -28,14 +27,14 @@ class AuditedStage(StageOwner):
             self.audit.sealed(self, stamp)
         return takes_part
 
-    def decide(self, mark: Mark, to: Mark, round_: Any, update: Any) -> Mark | None:
+    def decide(self, decision: Decision) -> Mark | None:
         before, total = self.mark, self._total
         if total is not None:
             total = total.clone()
-        after = super().decide(mark, to, round_, update)
-        if after != before and not update.skip:
+        after = super().decide(decision)
+        if after != before and not decision.update.skip:
             assert total is not None
-            self.audit.applied(self, round_[0], total)
+            self.audit.applied(self, decision.rounds[self.stage][0], total)
         self.audit.at_mark(self)
         return after
 

@@ -250,7 +250,7 @@ def run_world(
             world = World(manifest, network, store, faults, tasks, trainer, seed)
             kept.append(world)
             trainer.on_event = world.events.append
-            await transport.serve(trainer.handle)
+            await transport.serve(trainer.inbox.handle)
             tasks.start_soon(trainer.admissions.watch, MemoryDirectory(store))
             await scenario(world)
             tasks.cancel_scope.cancel()

@@ -33,7 +33,7 @@ def state_of(world: World) -> Any:
         held = (sorted(stage.ledger.held), stage.ledger.bar, stage.mark, stage.round)
         intake = server.passes.intake
         found += [weights, sums, held, intake.term, intake.bar, intake.queued, intake.held]
-        found.append(server.finished.is_set())
+        found.append(server.orders.finished.is_set())
     trainer = world.trainer
     members = [(member.replica, member.state) for member in trainer.roster.all()]
     return [*found, members, trainer.mark, trainer.term, trainer._obey_others]
@@ -292,7 +292,7 @@ def receipt(world: World, boot: str, **changes: Any) -> dict[str, Any]:
 
 async def trainer_refuses(world: World, sender: str, header: dict[str, Any]) -> str:
     before = state_of(world)
-    reply = await world.trainer.handle(sender, Frame(header))
+    reply = await world.trainer.inbox.handle(sender, Frame(header))
     assert reply.header["kind"] == "refused", reply.header
     assert state_of(world) == before
     return reply.header["reason"]
@@ -348,13 +348,13 @@ def test_nonsense_from_a_member_does_not_disturb_a_step() -> None:
                         skipped=[stranger],
                     ),
                 ):
-                    reply = await world.trainer.handle(liar.peer, Frame(msg.header(message)))
+                    reply = await world.trainer.inbox.handle(liar.peer, Frame(msg.header(message)))
                     assert reply.header["kind"] == "ok"
                 header = receipt(
                     world, liar.boot, stamp=[term.number, term.boot, n], m=1 << 19, stage=1000
                 )
                 header |= {"blame": [STRANGER, "ab"], "verdict": "not finite", "loss": 1e300}
-                reply = await world.trainer.handle(liar.peer, Frame(header))
+                reply = await world.trainer.inbox.handle(liar.peer, Frame(header))
                 assert reply.header["kind"] == "ok"
                 await anyio.sleep(0.01)
 
@@ -437,7 +437,7 @@ def test_whatever_comes_is_answered_and_changes_nothing() -> None:
         before = state_of(site.world)
         for sender, header, payload in frames:
             body = [memoryview(bytearray(payload))] if payload else []
-            for handle in (site.server.handle, site.world.trainer.handle):
+            for handle in (site.server.handle, site.world.trainer.inbox.handle):
                 reply = await handle(sender, Frame(header, body))
                 assert reply.header["kind"] in {"refused", "status", "busy", "at", "ok"}, header
                 assert len(msgpack.packb(reply.header)) < 2000

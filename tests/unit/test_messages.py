@@ -41,6 +41,7 @@ DECISION = Decision(
     ({"peerA": 3},),
     1.0,
     2.0,
+    3,
 )
 REQUESTS = [
     msg.Question(run="r"),

@@ -120,7 +120,7 @@ def test_parameters_are_aligned_views_and_the_gaps_stay_zero() -> None:
     before = stage.weights.clone()
     stage.apply(stage.accumulators, UPDATE)
     assert not torch.equal(stage.weights, before)
-    for vector in (stage.weights, stage.accumulators, *stage.optimizer_vectors().values()):
+    for vector in (stage.accumulators, *stage.state().values()):
         assert float(vector[own].abs().max()) == 0.0
         assert not bool(vector[own].isnan().any())
 
@@ -243,11 +243,11 @@ def test_applying_leaves_the_sum_as_it_is(reproducible: bool) -> None:
 def test_a_skipped_update_changes_nothing() -> None:
     stage = stages_of(manifest_of())[0]
     count([stage], [0])
-    before = weights_sha256(stage.tensors() | stage.optimizer_vectors())
+    before = weights_sha256(stage.tensors() | stage.state())
     stage.apply(stage.accumulators, SKIP)
-    assert weights_sha256(stage.tensors() | stage.optimizer_vectors()) == before
+    assert weights_sha256(stage.tensors() | stage.state()) == before
     stage.apply(stage.accumulators, UPDATE)
-    assert weights_sha256(stage.tensors() | stage.optimizer_vectors()) != before
+    assert weights_sha256(stage.tensors() | stage.state()) != before
 
 
 def test_the_scale_of_an_update_multiplies_the_gradient() -> None:

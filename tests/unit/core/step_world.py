@@ -217,6 +217,7 @@ class World:
             stamps=self.stamps,
             to=to,
             decider=lambda norms, finite: (update if finite else skip, sum(norms)),
+            applied=t,
         )
         events, audited = 0, False
         while not step.finished:

@@ -47,6 +47,7 @@ class Bench:
             stamps=self.stamps,
             to=TO,
             decider=self.decide,
+            applied=0,
         )
         self.launched: dict[int, Launch] = {}
 

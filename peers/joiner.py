@@ -1,0 +1,372 @@
+"""How a replica gets to the mark of a run that goes on: it copies pieces, and keeps them up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+from torch import Tensor
+
+from peers import messages as msg
+from peers.donors import Donors
+from peers.host import Host
+from peers.lane import Lane
+from peers.sources import cut, digests
+from peers.state import DonorBusy, PieceSource, fetch_digests, fetch_piece, fetch_sum
+from swarm.core.backoff import Backoff
+from swarm.core.joining import Joining, runs
+from swarm.core.step import Decision
+from swarm.core.totals import Totals
+from swarm.errors import BadInput, SwarmError, TransportError
+from swarm.types import FRESH, Mark, Replica
+
+log = logging.getLogger("swarm.node")
+
+AT_ONCE = 4
+"""Pieces, or runs of sums, on their way at one time."""
+
+RUN = 16
+"""Pieces whose sums are fetched by one call."""
+
+AGAIN = Backoff(first_s=0.1, cap_s=3.0)
+WAIT_S = 5.0
+"""How long a donor is asked to wait for its next decision, and how often readiness is told."""
+
+FULL_COPIES = 3
+"""So often may the whole state have come in without an end; then the link is too slow."""
+
+SAY_EVERY_S = 3.0
+
+
+class TooSlow(SwarmError):
+    """This machine's link cannot carry one sum a step."""
+
+
+@dataclass(slots=True)
+class Order:
+    """What the trainer said: where the run is, and who can give the state.
+
+    ``copies``: a checkpoint's mark; its state becomes that of ``mark``, and ``applied`` and
+    ``totals`` belong to it. None: the state of live replicas.
+    """
+
+    mark: Mark
+    donors: list[Replica]
+    copies: Mark | None = None
+    applied: int = 0
+    totals: Totals = ()
+
+
+class Joiner:
+    """Works until the trainer has admitted this replica (``admitted``), or its scope ends.
+
+    Args:
+        say: told in plain words how far it is.
+        arrived, left: called when the stage is whole at a mark, and when it is at none any more,
+            before anything else runs.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        lane: Lane,
+        order: Order,
+        *,
+        say: Callable[[str], None],
+        arrived: Callable[[], None],
+        left: Callable[[], None],
+    ) -> None:
+        self.admitted = False
+        self.order = order
+        self._host, self._lane, self._say = host, lane, say
+        self._arrived, self._left = arrived, left
+        stage = host.stage
+        self._places = cut(stage.model.length, host.manifest.limits.state_piece)
+        self._vectors = len(stage.model.state())
+        self._bytes = 4 * stage.model.length * self._vectors
+        known = stage.mark if order.copies is None else None
+        self._joining = Joining([known] * len(self._places), order.mark)
+        self._donors = Donors(order.donors)
+        self._last: Decision | None = None
+        self._news: Decision | None = None
+        self._offered: Mark | None = None
+        self._offered_at = float("-inf")
+        self._received = self._copied = 0
+        self._began, self._said = anyio.current_time(), float("-inf")
+        self._decisions = 0
+        self._wake = anyio.Event()
+
+    def update(self, order: Order) -> None:
+        """The trainer says it again: others may be there to copy from."""
+        self.order = order
+        self._donors.offered(order.donors)
+        self._joining.moved(order.mark)
+        self._notify()
+
+    @property
+    def progress(self) -> str:
+        """In plain words, for whoever asks why nothing is counted here yet."""
+        share = self._joining.share
+        if share < 1.0:
+            return f"downloading the state of stage {self._host.stage.stage}: {share:.0%}"
+        return f"catching up with step {self._joining.head.t}"
+
+    def _notify(self) -> None:
+        self._wake.set()
+        self._wake = anyio.Event()
+
+    # -- the whole of it --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is admitted.
+
+        Raises:
+            TooSlow: the link cannot keep up; with figures.
+        """
+        await self._leave()
+        if self.order.copies == FRESH:
+            await self._lane.control("initialise", self._host.stage.initialise)
+            self._joining.stepped(range(len(self._places)), self.order.mark)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.start_soon(self._copy_for_ever)
+            if self.order.copies is None:
+                tasks.start_soon(self._watch)
+            while not self.admitted:
+                await self._once()
+            tasks.cancel_scope.cancel()
+
+    async def _once(self) -> None:
+        """Whatever is to be done now; else wait for something to happen."""
+        last = self._last
+        if self._news is not None:
+            decision, self._news = self._news, None
+            await self._step(decision)
+        elif last is not None and self._joining.at(last.mark):
+            await self._step(last)  # a copy that was on its way has come, one step late
+        elif self._joining.whole and self._is_offer_due():
+            await self._offer()
+        else:
+            with anyio.move_on_after(WAIT_S):
+                await self._wake.wait()
+
+    def _is_offer_due(self) -> bool:
+        again = anyio.current_time() - self._offered_at >= WAIT_S
+        return self._offered != self._joining.head or again
+
+    async def _leave(self) -> bool:
+        """The weights are of no version from now on, unless they are a member's (False)."""
+
+        def leave() -> bool:
+            if not self.admitted:
+                self._host.stage.leave_mark()
+            return not self.admitted
+
+        return await self._lane.control("leave", leave, lambda left: self._left() if left else None)
+
+    # -- copies -----------------------------------------------------------------------------
+
+    async def _copy_for_ever(self) -> None:
+        failures = 0
+        while True:
+            wake, piece = self._wake, self._joining.take()
+            if piece is None:
+                await wake.wait()
+                continue
+            donor = self._donors.next(anyio.current_time())
+            if donor is not None and await self._copy(piece, donor):
+                failures = 0
+                continue
+            self._joining.failed(piece)
+            failures += 1
+            await anyio.sleep(AGAIN.pause(failures, self._host.rng))
+
+    async def _copy(self, piece: int, donor: Replica) -> bool:
+        place, copies = self._places[piece], self.order.copies
+        try:
+            mark, tensors = await fetch_piece(self._source(donor), place, self._vectors, copies)
+        except DonorBusy as error:
+            log.debug("%s gives no piece now: %s", donor.peer[-6:], error)
+            return False
+        except (TransportError, BadInput) as error:
+            self._donors.failed(donor, anyio.current_time())
+            log.info("a piece could not be had from %s: %s", donor.peer[-6:], error)
+            return False
+        self._donors.gave(donor)
+        await self._lane.control("load", partial(self._load, place, tensors))
+        self._joining.copied(piece, self.order.mark if copies is not None else mark)
+        self._copied += sum(tensor.nbytes for tensor in tensors)
+        self._received += sum(tensor.nbytes for tensor in tensors)
+        self._tell_progress()
+        self._check_pace()
+        self._notify()
+        return True
+
+    def _load(self, place: slice, tensors: list[Tensor]) -> None:
+        if not self.admitted:
+            vectors = self._host.stage.model.state().values()
+            for vector, tensor in zip(vectors, tensors, strict=True):
+                vector[place].copy_(tensor)
+
+    def _source(self, donor: Replica) -> PieceSource:
+        host = self._host
+        return PieceSource(host.caller, host.manifest.run_id, donor, host.stage.stage)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Hear of each decision as soon as a donor has applied it."""
+        failures = 0
+        while True:
+            donor = self._donors.next(anyio.current_time())
+            head = self._joining.head
+            if donor is not None and await self._hear(donor, head):
+                failures = 0
+                continue
+            failures += 1
+            await anyio.sleep(AGAIN.pause(failures, self._host.rng))
+
+    async def _hear(self, donor: Replica, head: Mark) -> bool:
+        host = self._host
+        question = msg.GetDecision(
+            run=host.manifest.run_id, to=donor.boot, mark=head, wait_s=WAIT_S
+        )
+        limit_s = host.caller.timeout_s + WAIT_S
+        try:
+            answer = (await host.caller.call(donor.peer, question, timeout_s=limit_s)).message
+        except (TransportError, BadInput) as error:
+            self._donors.failed(donor, anyio.current_time())
+            log.info("%s did not tell its next decision: %s", donor.peer[-6:], error)
+            return False
+        match answer:
+            case msg.Decided() if answer.decision.mark == head and answer.decision.to > head:
+                self._news = answer.decision.decision()
+                self._decisions += 1
+                self._joining.moved(self._news.to)
+            case msg.At(mark=other) if other is not None and other >= head:
+                self._joining.moved(other)  # one that we missed, or nothing new yet
+            case _:
+                self._donors.failed(donor, anyio.current_time())
+                return False
+        self._notify()
+        return True
+
+    async def _step(self, decision: Decision) -> None:
+        """Take all pieces that are where the decision begins to where it leads."""
+        self._last = decision
+        if not await self._leave():
+            return
+        while pieces := self._joining.at(decision.mark):
+            if decision.update.skip:
+                self._joining.stepped(pieces, decision.to)
+                continue
+            limiter = anyio.CapacityLimiter(AT_ONCE)
+            async with anyio.create_task_group() as tasks:
+                for run in runs(pieces, RUN):
+                    tasks.start_soon(self._step_run, decision, run, limiter)
+        self._tell_progress()
+
+    async def _step_run(
+        self, decision: Decision, run: range, limiter: anyio.CapacityLimiter
+    ) -> None:
+        async with limiter:
+            place = slice(self._places[run[0]].start, self._places[run[-1]].stop)
+            sums = await self._sum(decision, place)
+            if sums is None:
+                self._joining.lost(run)
+                return
+            self._received += sums.nbytes
+            model = self._host.stage.model
+
+            def apply() -> None:
+                if not self.admitted:
+                    model.apply_to(place, sums, decision.update)
+
+            await self._lane.control("apply", apply)
+            self._joining.stepped(run, decision.to)
+
+    async def _sum(self, decision: Decision, place: slice) -> Tensor | None:
+        """A piece of the sum, from anyone who has applied it; None if nobody gives it."""
+        exact = self._host.manifest.reproducible.enabled
+        for donor in self._donors.in_turn(anyio.current_time()):
+            try:
+                return await fetch_sum(self._source(donor), decision.mark, place, exact=exact)
+            except (TransportError, BadInput) as error:
+                log.info("a sum could not be had from %s: %s", donor.peer[-6:], error)
+        return None
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def _offer(self) -> None:
+        """All pieces are at the newest mark: compare them with another's, and say so."""
+        head, copies = self._joining.head, self.order.copies
+        if copies == FRESH:
+            await self._take_place(head, self.order.applied, self.order.totals)
+            return
+        witness = self._donors.witness(anyio.current_time())
+        if witness is None:
+            await anyio.sleep(AGAIN.first_s)
+            return
+        try:
+            told = await fetch_digests(self._source(witness), copies or head, len(self._places))
+        except (TransportError, BadInput) as error:
+            log.info("%s did not tell its digests: %s", witness.peer[-6:], error)
+            self._donors.failed(witness, anyio.current_time())
+            return
+        own = await self._lane.control("digest", self._digests)
+        wrong = [int(i) for i in (own != told.digests).any(dim=1).nonzero()]
+        if wrong:
+            self._say(
+                f"stage {self._host.stage.stage}: {len(wrong)} of {len(self._places)} pieces "
+                f"differ from those of {witness.peer[-6:]}: they are copied again, from there"
+            )
+            self._joining.lost(wrong)
+            self._donors.prefer(witness)
+            self._notify()
+        elif self._joining.whole and self._joining.head == head:
+            await self._take_place(head, told.applied, told.totals)
+
+    def _digests(self) -> Tensor:
+        stage = self._host.stage
+        return digests(list(stage.model.state().values()), self._host.manifest.limits.state_piece)
+
+    async def _take_place(self, mark: Mark, applied: int, totals: Totals) -> None:
+        def arrive() -> None:
+            if not self.admitted and self._host.stage.mark != mark:
+                self._host.stage.arrive(mark, applied, totals)
+
+        await self._lane.control("arrive", arrive, lambda _: self._arrived())
+        self._offered, self._offered_at = mark, anyio.current_time()
+        host = self._host
+        await host.tell_trainer(
+            msg.Ready(run=host.manifest.run_id, boot=host.me.boot, mark=mark), tries=2
+        )
+
+    # -- how it goes ------------------------------------------------------------------------
+
+    def _tell_progress(self) -> None:
+        now = anyio.current_time()
+        if now - self._said < SAY_EVERY_S:
+            return
+        self._said = now
+        rate = self._received / max(1e-9, now - self._began)
+        self._say(f"{self.progress} of {self._bytes / 1e6:.1f} MB, {rate / 1e6:.2f} MB/s")
+
+    def _check_pace(self) -> None:
+        """Whether the link carries one sum a step; it is judged late, after much patience."""
+        if self._copied <= FULL_COPIES * self._bytes or self._joining.whole or not self._decisions:
+            return
+        elapsed = anyio.current_time() - self._began
+        step_s, sums = elapsed / self._decisions, self._sum_bytes()
+        raise TooSlow(
+            f"stage {self._host.stage.stage} needs {sums / 1e6:.1f} MB in each step of "
+            f"{step_s:.1f} s, {sums / step_s / 1e6:.2f} MB/s, and this link carried "
+            f"{self._received / elapsed / 1e6:.2f} MB/s: it cannot keep up. Serve a smaller "
+            "stage (--stage), or come back with a faster link"
+        )
+
+    def _sum_bytes(self) -> int:
+        return self._host.stage.model.accumulators.nbytes

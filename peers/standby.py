@@ -1,0 +1,79 @@
+"""Stands by while another trainer leads, and says when to take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import anyio
+
+from dht.records import TrainerState
+from peers.lookout import Lookout, Sight
+from swarm.core.lease import Watch
+from swarm.manifest import Manifest
+from swarm.types import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Nobody leads the run. ``term``: the number for the next reign."""
+
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """The trainer ``peer`` has announced that the run is complete."""
+
+    peer: PeerId
+
+
+async def stand_by(
+    manifest: Manifest,
+    lookout: Lookout,
+    *,
+    me: PeerId,
+    look: Callable[[Sight], None] = lambda sight: None,
+    say: Callable[[str], None],
+) -> TakeOver | RunOver:
+    """Watch until the run is over, or has nobody to lead it.
+
+    ``look`` is shown every look. A trainer that was this very peer before its restart is dead.
+    """
+    periods = manifest.periods
+    watch = Watch(manifest.stages.count, periods.lease_s, periods.patience_s)
+    said = ""
+    while True:
+        sight = await lookout.look()
+        look(sight)
+        for record in sight.trainers:
+            if record.state is TrainerState.DONE and record.peer != me:
+                return RunOver(record.peer)
+        quiet = {
+            replica: (sight.stages[replica], inf if status.quiet_s is None else status.quiet_s)
+            for replica, status in sight.statuses.items()
+        }
+        verdict = watch.looked(quiet, list(sight.announced), anyio.current_time())
+        if verdict.may:
+            return TakeOver(next_term(sight), verdict.reason)
+        why = verdict.reason.rsplit(" for ", 1)[0].rsplit(" heard a trainer", 1)[0]
+        if why != said:
+            said = why
+            say(f"standing by: {verdict.reason}")
+        await anyio.sleep(periods.status_s)
+
+
+def next_term(sight: Sight) -> int:
+    """One more than the highest number that was heard from replicas."""
+    return 1 + max((status.term for status in sight.statuses.values()), default=0)
+
+
+def led_by_another(sight: Sight, me: PeerId, lease_s: float) -> PeerId | None:
+    """The trainer that a replica has heard within the lease, if it is not ``me``."""
+    for status in sight.statuses.values():
+        heard = status.quiet_s is not None and status.quiet_s <= lease_s
+        if heard and status.trainer and status.trainer != me:
+            return status.trainer
+    return None
