@@ -162,6 +162,27 @@ def node(
 
 
 @app.command()
+def status(
+    join: Annotated[
+        list[str],
+        typer.Option(help="Address of the coordinator or any peer: /ip4/.../p2p/ID. Repeatable."),
+    ],
+    run: Annotated[str, typer.Option(help="Run id, where the addresses lead to several.")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on standard output.")
+    ] = False,
+    identity: Annotated[
+        Path | None,
+        typer.Option("--identity", help="Key file; default: a key for once.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Show what a run does and who takes part, from any machine, with or without a coordinator."""
+    from peers.starting import run_status_command
+
+    run_status_command(join, run=run, as_json=as_json, identity=identity)
+
+
+@app.command()
 def reference(
     manifest: RunFile, steps: Steps = None, out: Out = None, allow_model: Allow = None
 ) -> None:

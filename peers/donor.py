@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import anyio
+from rich.filesize import decimal
 from torch import Tensor
 
 from peers import messages as msg
@@ -16,7 +17,7 @@ from swarm.types import Mark, PeerId
 
 Reply = tuple[msg.Message, list[memoryview]]
 
-ACTIVE_S = 15.0
+ACTIVE_S = 5.0
 """A joiner that has asked for nothing for so long has given its place to another."""
 
 LONGEST_WAIT_S = 2.0
@@ -92,14 +93,10 @@ class Donor:
         now = anyio.current_time()
         start = max(now, self._free_at)
         if start - now > LONGEST_WAIT_S:
-            return msg.Busy(reason=f"sends at most {self._bytes_per_s / 1e6:.1f} MB/s to joiners")
-        self._charge(nbytes)
+            return msg.Busy(reason=f"sends at most {decimal(self._bytes_per_s)}/s to joiners")
+        self._free_at = start + nbytes / self._bytes_per_s
         await anyio.sleep_until(start)
         return None
-
-    def _charge(self, nbytes: int) -> None:
-        now = anyio.current_time()
-        self._free_at = max(now, self._free_at) + nbytes / self._bytes_per_s
 
     async def digests(self, message: msg.GetDigests) -> Reply:
         """Of each piece of the state, and what else belongs to that mark."""
@@ -142,7 +139,7 @@ class Donor:
         return msg.At(mark=stage.mark)
 
     async def decided_sum(self, message: msg.GetDecidedSum) -> Reply:
-        """A piece of the last sum that was applied here. It need not wait, but is charged for."""
+        """A piece of the last sum that was applied here. It need not wait: it is soon of no use."""
         stage = self._host.stage
         stop = message.start + message.count
         if stop > stage.model.length:
@@ -151,7 +148,6 @@ class Donor:
         found = await self._lane.control("copy", copy)
         if found is None:
             return msg.At(mark=stage.mark), []
-        self._charge(found.nbytes)
         metas, payload = pack([(found, RAW)])
         return msg.Ok(tensors=metas), payload
 

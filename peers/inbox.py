@@ -14,12 +14,13 @@ from peers.seed import Seed
 from peers.sources import digests
 from peers.tensors import RAW, pack
 from peers.transport import Frame
+from swarm import __version__
 from swarm.core.closing import Vote
 from swarm.core.flight import NOT_FINITE, Receipt
 from swarm.core.intake import Kind
 from swarm.core.step import Step
 from swarm.errors import BadInput, SwarmError
-from swarm.types import PeerId, Replica
+from swarm.types import FRESH, PeerId, Replica
 
 if TYPE_CHECKING:
     from peers.trainer import Trainer
@@ -49,11 +50,14 @@ class Inbox:
 
     async def _answer(self, sender: PeerId, message: msg.AnyRequest) -> Reply:
         trainer = self._trainer
+        if isinstance(message, msg.Question) and not message.run:
+            status = self._status(detail=message.detail)
+            return status, [memoryview(trainer.manifest.canonical())]
         if message.run != trainer.manifest.run_id:
             return msg.Refused(reason=f"this peer leads run {trainer.manifest.run_id}"), []
         match message:
             case msg.Question():
-                return self._status(), []
+                return self._status(detail=message.detail), []
             case msg.GetState() | msg.GetDigests():
                 return await self._give(message)
         if not isinstance(message, FromReplica):
@@ -66,8 +70,11 @@ class Inbox:
         trainer.wake()
         return answer, []
 
-    def _status(self) -> msg.Status:
+    def _status(self, *, detail: bool) -> msg.Status:
         trainer = self._trainer
+        need = trainer.manifest.start.replicas if trainer.mark == FRESH else 1
+        lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
+        why = f"waits for ready replicas: {', '.join(lacks)}" if lacks else ""
         return msg.Status(
             boot=trainer.me.boot,
             role="trainer",
@@ -75,6 +82,7 @@ class Inbox:
             term=trainer.term.number,
             term_boot=trainer.term.boot,
             state="training" if trainer.work is not None else "waiting",
+            detail=msg.Detail(why=why[:500], version=__version__) if detail else None,
         )
 
     def _take(self, replica: Replica, stage: int, message: FromReplica) -> msg.Message:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
+from rich.filesize import decimal
 from torch import Tensor
 
 from peers import messages as msg
@@ -245,7 +246,7 @@ class Joiner:
             case msg.Decided() if answer.decision.mark == head and answer.decision.to > head:
                 self._news = answer.decision.decision()
                 self._decisions += 1
-                self._joining.moved(self._news.to)
+                self._joining.decided(self._news.mark, self._news.to)
             case msg.At(mark=other) if other is not None and other >= head:
                 self._joining.moved(other)  # one that we missed, or nothing new yet
             case _:
@@ -341,9 +342,9 @@ class Joiner:
         await self._lane.control("arrive", arrive, lambda _: self._arrived())
         self._offered, self._offered_at = mark, anyio.current_time()
         host = self._host
-        await host.tell_trainer(
-            msg.Ready(run=host.manifest.run_id, boot=host.me.boot, mark=mark), tries=2
-        )
+        ready = msg.Ready(run=host.manifest.run_id, boot=host.me.boot, mark=mark)
+        # Not waited for: the next decision may be here before the answer is.
+        host.tasks.start_soon(partial(host.tell_trainer, ready, tries=2))
 
     # -- how it goes ------------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ class Joiner:
             return
         self._said = now
         rate = self._received / max(1e-9, now - self._began)
-        self._say(f"{self.progress} of {self._bytes / 1e6:.1f} MB, {rate / 1e6:.2f} MB/s")
+        self._say(f"{self.progress} of {decimal(self._bytes)}, {decimal(int(rate))}/s")
 
     def _check_pace(self) -> None:
         """Whether the link carries one sum a step; it is judged late, after much patience."""
@@ -362,9 +363,9 @@ class Joiner:
         elapsed = anyio.current_time() - self._began
         step_s, sums = elapsed / self._decisions, self._sum_bytes()
         raise TooSlow(
-            f"stage {self._host.stage.stage} needs {sums / 1e6:.1f} MB in each step of "
-            f"{step_s:.1f} s, {sums / step_s / 1e6:.2f} MB/s, and this link carried "
-            f"{self._received / elapsed / 1e6:.2f} MB/s: it cannot keep up. Serve a smaller "
+            f"stage {self._host.stage.stage} needs {decimal(sums)} in each step of {step_s:.1f} s, "
+            f"{decimal(int(sums / step_s))}/s and more to catch up, and this link carried "
+            f"{decimal(int(self._received / elapsed))}/s: it cannot keep up. Serve a smaller "
             "stage (--stage), or come back with a faster link"
         )
 

@@ -83,7 +83,8 @@ class ReplicaServer:
 
     def _refuse(self, sender: PeerId, message: msg.AnyRequest) -> msg.Refused | None:
         host = self.host
-        if message.run != host.manifest.run_id:
+        any_run = isinstance(message, msg.Question) and not message.run
+        if message.run != host.manifest.run_id and not any_run:
             return msg.Refused(reason=f"this peer belongs to run {host.manifest.run_id}")
         if message.to not in ("", host.me.boot):
             return msg.Refused(reason="meant for another boot of this peer")
@@ -114,8 +115,11 @@ class ReplicaServer:
         self, sender: PeerId, message: msg.AnyRequest, payload: list[memoryview]
     ) -> tuple[msg.Message, list[memoryview]]:
         match message:
-            case msg.Question() | msg.Renew():
-                return self.status(detail=isinstance(message, msg.Question) and message.detail), []
+            case msg.Question():
+                manifest = [] if message.run else [memoryview(self.host.manifest.canonical())]
+                return self.status(detail=message.detail), manifest
+            case msg.Renew():
+                return self.status(), []
             case msg.GetSum():
                 return await self.averager.get_sum(message)
             case msg.Forward() | msg.Backward():
@@ -204,7 +208,8 @@ class ReplicaServer:
     def why_quiet(self) -> str:
         """Why there is no work, as far as can be told from here; empty if there is some."""
         now, last = anyio.current_time(), self.passes.counters.last_work
-        if last is not None and now - last < QUIET_S:
+        joins = self.orders.joiner is not None
+        if last is not None and now - last < QUIET_S and not joins:
             return ""
         if self.heard_trainer is None:
             return "no trainer has been heard of"

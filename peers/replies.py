@@ -66,7 +66,11 @@ class Detail(Message):
 
 
 class Status(Message):
-    """Answer to ``Question`` and ``Renew``."""
+    """Answer to ``Question`` and ``Renew``.
+
+    Where a question names no run, the payload is the manifest of the one that the peer belongs
+    to, in its canonical form: so a run can be read from any peer, whether it is announced or not.
+    """
 
     kind: Literal["status"] = "status"
     boot: Boot

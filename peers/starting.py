@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -47,3 +52,24 @@ def run_node_command(
     leave = Leave()
     reason = run_command(partial(serve, options, leave, say), leave)
     say(f"finished: {reason}")
+
+
+def run_status_command(
+    join: Sequence[str], *, run: str, as_json: bool, identity: Path | None
+) -> None:
+    set_up_logging()
+    if "SWARM_LOG_LEVEL" not in os.environ:  # that a key was made, which is gone soon, is no news
+        logging.getLogger("swarm").setLevel(logging.WARNING)
+    # Imported here: a node, which starts with this module too, has no use for it.
+    from peers.asking import LOOPBACK, ask
+    from peers.report import as_json as plain
+    from peers.report_view import render
+
+    with tempfile.TemporaryDirectory(prefix="swarm-") as keys:
+        key = Path(keys) / "status.key" if identity is None else identity.expanduser()
+        entry = Entry(identity=key, listen=(LOOPBACK,), join=tuple(join))
+        report = run_command(partial(ask, entry, run))
+    if as_json:
+        sys.stdout.write(json.dumps(plain(report), indent=2) + "\n")
+    else:
+        console.print(render(report))

@@ -25,6 +25,7 @@ class Joining:
         self.marks = list(marks)
         self.head = head
         self._copying: set[int] = set()
+        self._from: Mark | None = None
 
     # -- copies -----------------------------------------------------------------------------
 
@@ -41,7 +42,10 @@ class Joining:
         return piece
 
     def _is_stale(self, piece: int, mark: Mark | None) -> bool:
-        return piece not in self._copying and (mark is None or mark < self.head)
+        """What the last decision can step need not be copied."""
+        if piece in self._copying or (mark is not None and mark == self._from):
+            return False
+        return mark is None or mark < self.head
 
     def copied(self, piece: int, mark: Mark) -> None:
         """A copy has come, at ``mark``: perhaps one that we have not heard of yet."""
@@ -67,9 +71,15 @@ class Joining:
         for piece in pieces:
             self.marks[piece] = None
 
+    def decided(self, mark: Mark, to: Mark) -> None:
+        """A decision leads on ``to`` the newest version: pieces at ``mark`` are to be stepped."""
+        if to > self.head:
+            self.head, self._from = to, mark
+
     def moved(self, head: Mark) -> None:
-        """The run has got to ``head``. It never goes back."""
-        self.head = max(self.head, head)
+        """The run has got to ``head``, we do not know how. It never goes back."""
+        if head > self.head:
+            self.head, self._from = head, None
 
     # -- how far ----------------------------------------------------------------------------
 

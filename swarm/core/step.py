@@ -299,9 +299,8 @@ class Step:
     def _counts(self, stage: int) -> dict[str, int]:
         counts: dict[str, int] = {}
         for trip in self.flight.journeys.values():
-            holder = trip.holders.get(stage)
-            if holder is not None:
-                counts[holder.peer] = counts.get(holder.peer, 0) + 1
+            peer = trip.holders[stage].peer
+            counts[peer] = counts.get(peer, 0) + 1
         return counts
 
     @property

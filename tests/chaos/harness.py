@@ -24,10 +24,12 @@ from peers.faults import Drop, FaultPlan, FaultyTransport, Rule
 from peers.memory import MemoryNetwork, MemoryTransport
 from peers.node import Node
 from peers.rpc import Caller
+from peers.running import expected_error
 from peers.stage import StageOwner
 from peers.trainer import StepDone, Trainer
 from peers.transport import Frame, refusal
 from swarm.data import Batches, load_batches
+from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
@@ -70,6 +72,7 @@ class Peer:
     transport: FaultyTransport
     scope: anyio.CancelScope
     unit_s: float
+    key: int
 
     @property
     def peer_id(self) -> PeerId:
@@ -132,10 +135,22 @@ class World:
     def of_stage(self, stage: int) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.node.stage == stage]
 
-    async def start(self, stage: int, *, unit_s: float = 0.01, key: int | None = None) -> Peer:
-        """Start a node and wait until it serves. ``on_start`` may tamper with it."""
+    async def start(
+        self,
+        stage: int,
+        *,
+        unit_s: float = 0.01,
+        key: int | None = None,
+        may_fail: list[str] | None = None,
+    ) -> Peer:
+        """Start a node and wait until it serves. ``on_start`` may tamper with it.
+
+        ``key``: of an earlier node, which has been killed. ``may_fail`` takes the error that the
+        node ends with; without it an error ends the test.
+        """
         self.started += 1
-        me = identity(100 + (key if key is not None else self.started))
+        number = self.started if key is None else key
+        me = identity(100 + number)
         peer: Peer
 
         def cost_s(work: str) -> float:
@@ -153,12 +168,17 @@ class World:
             rng=random.Random(self.seed * 1000 + self.started),
             say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
         )
-        peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s)
-        self.peers[me.peer_id] = peer
+        peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s, number)
+        self.peers[f"{me.peer_id} {self.started}"] = peer
 
         async def live(*, task_status: trio.TaskStatus[None]) -> None:
             with peer.scope:
-                await node.run(task_status=task_status)  # type: ignore[arg-type]
+                try:
+                    await node.run(task_status=task_status)  # type: ignore[arg-type]
+                except* SwarmError as errors:
+                    if may_fail is None:
+                        raise
+                    may_fail.append(str(expected_error(errors)))
 
         await self.tasks.start(live)
         if self.on_start is not None:
