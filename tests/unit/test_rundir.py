@@ -70,6 +70,35 @@ def test_a_run_directory_is_used_again_without_the_results_of_the_earlier_run(ru
     assert again.read_metrics() == []
 
 
+def test_a_run_that_is_to_go_on_keeps_its_results(run):
+    run.append_metrics({"step": 0})
+    run.write_weights(0, {"w": torch.zeros(1)}, {})
+    again = RunDirectory.create(run.path, resume=True)
+    assert again.read_metrics() == [{"step": 0}]
+    assert list(again.load_weights()) == [0]
+
+
+def test_a_run_goes_on_from_an_earlier_step_as_if_the_later_had_not_been(run):
+    for line in ({"event": "start"}, {"step": 0}, {"step": 1, "loss": 0.1 + 0.2}, {"step": 2}):
+        run.append_metrics(line)
+    with run.metrics_path.open("a") as file:
+        file.write('{"step": 3, "lo')  # cut by what ended the run
+    run.rewind(2)
+    run.append_metrics({"step": 2, "again": True})
+    assert run.read_metrics() == [
+        {"event": "start"},
+        {"step": 0},
+        {"step": 1, "loss": 0.1 + 0.2},
+        {"step": 2, "again": True},
+    ]
+    assert [path.name for path in run.path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_going_back_where_nothing_was_written_leaves_nothing(run):
+    run.rewind(5)
+    assert run.read_metrics() == []
+
+
 def test_the_manifest_reads_back_as_the_same_run(run):
     manifest = default_manifest()
     run.write_manifest(manifest)

@@ -144,3 +144,20 @@ def test_what_a_stranger_says_is_not_believed() -> None:
     )
     work.receipt(stranger, 1.0)
     assert not work.finished
+
+
+def test_replicas_that_leave_get_none_of_it_unless_all_that_stay_are_gone() -> None:
+    whole = evaluation(1)
+    work = Evaluation(
+        whole.flight,
+        2,
+        ready=lambda stage: list(STAGES[stage]),
+        serving=lambda stage: [A1] if stage == 0 else [B],
+    )
+    (first,) = launches(work.advance(0.0))
+    assert first.route[0] == (A1,)
+    work.remove(A1, "silent", 1.0)
+    for ask in [do for do in work.advance(1.0) if isinstance(do, Ask)]:
+        work.answered(ask, 0, False)
+    (again,) = launches(work.advance(2.0))
+    assert again.route[0] == (A0,)

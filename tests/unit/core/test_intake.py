@@ -93,6 +93,16 @@ def test_before_the_first_mark_everything_is_not_yet() -> None:
     assert offer(intake, job(1)) == Reply(Outcome.BUSY, "not yet at this mark")
 
 
+def test_once_the_mark_is_left_everything_is_not_yet_until_there_is_one_again() -> None:
+    intake = make()
+    intake.leave()
+    assert outcome(intake, job(1)) is Outcome.BUSY
+    assert outcome(intake, job(2, mark=NEXT)) is Outcome.BUSY
+    intake.advance(NEXT)
+    assert outcome(intake, job(3)) is Outcome.REFUSED
+    assert outcome(intake, job(4, mark=NEXT)) is Outcome.ACCEPTED
+
+
 def test_work_of_a_higher_mark_is_busy_and_of_any_other_stale() -> None:
     intake = make()
     assert offer(intake, job(1, mark=NEXT)) == Reply(Outcome.BUSY, "not yet at this mark")
@@ -361,6 +371,7 @@ ENDS = {
     "bar": lambda intake: intake.raise_bar(stamp(5)),
     "higher term": lambda intake: intake.adopt(Term(4, "bb")),
     "new mark": lambda intake: intake.advance(NEXT),
+    "no mark": lambda intake: intake.leave(),
     "later attempt": lambda intake: offer(intake, job(6, m=1)),
 }
 

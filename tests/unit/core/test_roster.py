@@ -74,7 +74,7 @@ def test_an_old_copy_of_an_announcement_does_not_prove_the_new_boot_dead() -> No
 def test_only_a_fresh_run_tells_one_without_weights_to_begin() -> None:
     roster = roster_with(A)
     assert roster.answered(A, None, FRESH, 0.0, RNG) is Admission.BEGIN
-    assert roster.answered(A, None, LATER, 0.0, RNG) is Admission.WAIT
+    assert roster.answered(A, None, LATER, 0.0, RNG) is Admission.JOIN
     assert note(roster) == "has no weights, the run is at step 3"
 
 
@@ -91,7 +91,7 @@ def test_who_is_at_another_mark_of_the_same_step_is_behind() -> None:
     roster = roster_with(A)
     roster.to_ask(0.0, LATER)
     other = Mark(Term(0, "abandoned"), 3)
-    assert roster.answered(A, other, LATER, 10.0, RNG) is Admission.WAIT
+    assert roster.answered(A, other, LATER, 10.0, RNG) is Admission.JOIN
     assert state(roster) is State.BEHIND
     assert 10.0 < roster.next_ask(LATER) <= 11.0
 
@@ -179,7 +179,78 @@ def test_who_cannot_apply_a_decision_is_behind_and_asked_at_once() -> None:
     assert roster.next_ask(LATER) == 5.0
 
 
-@pytest.mark.parametrize("event", ["unanswered", "admitted", "behind", "removed", "asking"])
+# -- joining and leaving --------------------------------------------------------------------
+
+
+def test_one_that_joins_stays_so_with_its_note_until_it_is_at_the_mark() -> None:
+    roster = roster_with(A)
+    roster.to_ask(0.0, LATER)
+    assert roster.answered(A, None, LATER, 0.0, RNG) is Admission.JOIN
+    roster.joining(A, "downloading: 40%")
+    assert roster.answered(A, FRESH, LATER, 10.0, RNG) is Admission.JOIN
+    assert (state(roster), note(roster)) == (State.JOINING, "downloading: 40%")
+    assert roster.ready(0, LATER) == []
+    assert roster.answered(A, LATER, LATER, 20.0, RNG) is Admission.RESET
+    roster.admitted(A, LATER)
+    assert (state(roster), note(roster)) == (State.READY, "")
+
+
+def test_one_that_has_news_is_asked_at_once() -> None:
+    roster = roster_with(A)
+    roster.answered(A, None, LATER, 0.0, RNG)
+    assert roster.to_ask(0.1, LATER) == []
+    roster.ask_soon(A, 0.1)
+    assert [member.replica for member in roster.to_ask(0.1, LATER)] == [A]
+
+
+def test_one_replica_of_a_stage_leaves_at_a_time() -> None:
+    c = Replica("c", "1")
+    roster = roster_with(A, B, c)
+    for replica in (A, B, c):
+        roster.admitted(replica, LATER)
+    assert roster.leave(A, LATER) == ""
+    assert roster.leave(A, LATER) == "", "the same answer to who asks again"
+    assert roster.leave(B, LATER) == "another replica of its stage is leaving"
+    assert roster.ready(0, LATER) == [A, B, c]
+    assert roster.serving(0, LATER) == [B, c]
+    roster.forget(A)
+    assert roster.leave(B, LATER) == ""
+    assert roster.leave(c, LATER) == "another replica of its stage is leaving"
+
+
+def test_the_last_of_a_stage_does_not_leave_however_many_others_are_not_ready() -> None:
+    roster = roster_with(A, B)
+    roster.announced(Replica("c", "1"), 1, 0.0)
+    roster.admitted(A, LATER)
+    roster.admitted(B, FRESH)
+    roster.admitted(Replica("c", "1"), LATER)
+    assert roster.leave(A, LATER) == "it is the last replica of its stage"
+    assert roster.serving(0, LATER) == [A]
+    roster.admitted(B, LATER)
+    assert roster.leave(A, LATER) == ""
+
+
+def test_if_all_others_are_lost_meanwhile_the_one_that_leaves_gets_work_again() -> None:
+    roster = roster_with(A, B)
+    roster.admitted(A, LATER)
+    roster.admitted(B, LATER)
+    assert roster.leave(A, LATER) == ""
+    roster.removed(B, "silent", 1.0, RNG)
+    assert roster.serving(0, LATER) == [A]
+
+
+def test_who_has_no_part_in_the_step_may_go_at_once() -> None:
+    roster = roster_with(A, B)
+    roster.admitted(A, LATER)
+    assert roster.leave(B, LATER) == ""
+    assert roster.leave(Replica("x", "1"), LATER) == ""
+    assert roster.leave(A, LATER) == "it is the last replica of its stage"
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["unanswered", "admitted", "behind", "removed", "asking", "joining", "ask soon", "leave"],
+)
 def test_what_is_told_of_one_that_was_forgotten_is_ignored(event: str) -> None:
     roster = ready()
     roster.forget(A)
@@ -194,5 +265,11 @@ def test_what_is_told_of_one_that_was_forgotten_is_ignored(event: str) -> None:
             roster.removed(A, "late", 0.0, RNG)
         case "asking":
             roster.asking(A, True)
+        case "joining":
+            roster.joining(A, "late")
+        case "ask soon":
+            roster.ask_soon(A, 0.0)
+        case "leave":
+            assert roster.leave(A, LATER) == ""
     assert roster.answered(A, LATER, LATER, 0.0, RNG) is Admission.WAIT
     assert roster.all() == []

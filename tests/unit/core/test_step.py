@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -30,6 +30,7 @@ class Bench:
         self.ready = [list(stage) for stage in stages]
         self.stamps = Stamps(lambda n: Stamp(TERM, n))
         self.decided: list[tuple[list[float], bool]] = []
+        self.serving: Callable[[int], list[Replica]] = lambda stage: list(self.ready[stage])
         self.wiring = Wiring(len(stages), ban=Backoff(1.0))
         flight = Flight(
             [Journey(m, len(stages), answer_s=3.0) for m in range(count)],
@@ -48,6 +49,7 @@ class Bench:
             to=TO,
             decider=self.decide,
             applied=0,
+            serving=lambda stage: self.serving(stage),
         )
         self.launched: dict[int, Launch] = {}
 
@@ -455,3 +457,85 @@ def test_work_of_one_that_is_no_member_when_the_round_is_to_open_goes_again() ->
     assert [launch.attempt.m for launch in only(Launch, again)] == [0]
     bench.step.receipt(bench.told(0, B), 1.0)
     assert {do.expected for do in only(Prepare, bench.advance(1.0))} == {frozenset({0, 1})}
+
+
+# -- replicas that leave --------------------------------------------------------------------
+
+
+def leaving(replica: Replica, stages: Sequence[Sequence[Replica]] = ((A, B),)) -> Bench:
+    """``replica`` gets no new work."""
+    bench = Bench(count=2, stages=stages)
+    bench.serving = lambda stage: [r for r in bench.ready[stage] if r != replica]
+    return bench
+
+
+def test_one_that_leaves_gets_no_new_work_and_takes_part_in_the_round() -> None:
+    bench = leaving(A)
+    sent = only(Launch, bench.advance())
+    assert [launch.route for launch in sent] == [((B,),), ((B,),)]
+    bench.counts((B, B))
+    assert {do.replica: set(do.expected) for do in only(Prepare, bench.advance())} == {
+        A: set(),
+        B: {0, 1},
+    }
+
+
+def test_one_that_leaves_works_again_if_all_that_stay_are_gone() -> None:
+    bench = leaving(A)
+    bench.advance()
+    bench.step.remove(B, "silent", 1.0)
+    again = only(Launch, bench.advance(1.0))
+    assert [launch.route for launch in again] == [((A,),), ((A,),)]
+
+
+# -- what was there before this trainer -----------------------------------------------------
+
+
+def test_what_a_member_holds_from_before_need_not_go_again() -> None:
+    bench = Bench(stages=((A, B),))
+    bench.step.inherit(A, frozenset({0, 2}), {0: 0.5, 2: 0.25, 9: 7.0}, stage=0)
+    assert bench.holders() == {0: A, 1: None, 2: A}
+    (launch,) = only(Launch, bench.advance())
+    assert launch.attempt.m == 1
+    bench.step.receipt(bench.told(1, B), 1.0)
+    prepares = only(Prepare, bench.advance(1.0))
+    assert {do.replica: set(do.expected) for do in prepares} == {A: {0, 2}, B: {1}}
+    assert bench.step.flight.loss() == 1.75
+
+
+def test_what_is_held_without_its_loss_goes_once_more_to_be_measured() -> None:
+    bench = Bench(count=1, stages=((A, B),))
+    bench.step.inherit(A, frozenset({0}), {}, stage=0)
+    (launch,) = only(Launch, bench.advance())
+    assert launch.attempt.evaluation
+
+
+def test_a_loss_of_what_the_ledger_lacks_is_not_taken() -> None:
+    bench = Bench(count=2, stages=((A, B),))
+    bench.step.inherit(A, frozenset({0}), {0: 0.5, 1: 99.0}, stage=0)
+    assert bench.step.flight.journeys[1].loss is None
+
+
+def test_of_two_that_held_the_same_before_the_one_with_less_is_reset() -> None:
+    bench = Bench(stages=((A, B),))
+    bench.step.inherit(A, frozenset({0}), {0: 0.5}, stage=0)
+    bench.step.inherit(B, frozenset({0, 1}), {0: 0.5, 1: 0.5}, stage=0)
+    assert bench.holders() == {0: B, 1: B, 2: None}
+    assert [do.replica for do in only(Reset, bench.advance())] == [A]
+
+
+def test_of_two_that_held_as_much_the_one_heard_later_is_reset_and_its_own_goes_again() -> None:
+    bench = Bench(stages=((A, B),))
+    bench.step.inherit(A, frozenset({0, 1}), {0: 0.5, 1: 0.5}, stage=0)
+    bench.step.inherit(B, frozenset({1, 2}), {1: 0.5, 2: 0.5}, stage=0)
+    assert bench.holders() == {0: A, 1: A, 2: None}
+    todo = bench.advance()
+    assert [do.replica for do in only(Reset, todo)] == [B]
+    assert [do.attempt.m for do in only(Launch, todo)] == [2]
+
+
+def test_one_that_held_microbatches_that_do_not_exist_is_reset() -> None:
+    bench = Bench(stages=((A, B),))
+    bench.step.inherit(B, frozenset({1, 77}), {1: 0.5, 77: 0.5}, stage=0)
+    assert bench.holders() == {0: None, 1: None, 2: None}
+    assert [do.replica for do in only(Reset, bench.advance())] == [B]
