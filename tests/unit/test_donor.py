@@ -278,7 +278,7 @@ async def test_a_copy_set_aside_is_given_while_the_run_goes_on(bench: Bench) -> 
     own = digests(before, PIECE)
     (found,) = tensors(reply.tensors, payload, Expected(tuple(own.shape), "uint8", RAW))
     assert torch.equal(found, own)
-    assert (await peer.donor.state("x", get_state()))[0].mark == mark(2)  # type: ignore[attr-defined]
+    assert (await peer.donor.state("x", get_state()))[0].mark == mark(2)
 
 
 @with_bench()

@@ -186,7 +186,7 @@ def spoil_pieces(peer: Peer) -> None:
             payload[0][24] ^= 1
         return reply, payload
 
-    peer.donor.state = state  # type: ignore[method-assign]
+    peer.donor.state = state
 
 
 @with_bench(limits__joiners=1)
