@@ -20,7 +20,7 @@ def difference(stages: Sequence[StageReport]) -> str:
     if len(places) < 2:
         return ""
     one_term = len({mark.term for mark in places}) == 1
-    groups = sorted(places.items(), key=lambda item: (len(item[1]), item[0]))
+    groups = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
     words = []
     for i, (mark, numbers) in enumerate(groups):
         last = i == len(groups) - 1 and len(numbers) > 1
@@ -31,7 +31,7 @@ def difference(stages: Sequence[StageReport]) -> str:
     steps = {mark.t for mark in places}
     why = (
         "applying a decision"
-        if max(steps) - min(steps) <= 1
+        if max(steps) - min(steps) == 1
         else "they have to be brought together"
     )
     return f"{', '.join(words)}: {why}"
@@ -47,17 +47,16 @@ def concerns(report: Report, manifest: Manifest) -> tuple[str, ...]:
     """A line each, the worst first. None of a run that is done: its nodes are going home."""
     if report.state == "done":
         return ()
-    found = list(_of_trainers(report))
-    begun = any(stage.mark is not None for stage in report.stages)
+    found = list(_of_trainers(report, manifest.periods.lease_s))
     for stage in report.stages:
-        found += _of_stage(stage, begun=begun, need=manifest.start.replicas)
+        found += _of_stage(stage, begun=report.begun, need=manifest.start.replicas)
     return tuple(found)
 
 
-def _of_trainers(report: Report) -> Iterator[str]:
+def _of_trainers(report: Report, lease_s: float) -> Iterator[str]:
     leading = [trainer for trainer in report.trainers if trainer.leads]
     standbys = [trainer for trainer in report.trainers if trainer.state == "standby"]
-    if not leading:
+    if not leading or (report.quiet_s is not None and report.quiet_s > lease_s):
         since = "" if report.quiet_s is None else f" for {report.quiet_s:.0f} s"
         what = "a standby is there to take over" if standbys else "no standby is announced"
         yield f"no replica has heard a trainer{since}; {what}"
@@ -81,7 +80,7 @@ def _of_stage(stage: StageReport, *, begun: bool, need: int) -> Iterator[str]:
     elif begun and len(serving) == 1 and need > 1:
         yield f"{where} has one replica left{coming}"
     for replica in stage.of_state(SILENT):
-        yield f"{where}: {replica.name} is announced but does not answer"
+        yield f"{where}: {replica.name} is {replica.why}"
     if begun and waiting:
         yield f"{where}: no trainer has told {_names(waiting)} to join yet"
     for replica in serving:
@@ -98,7 +97,7 @@ def _behind(replica: ReplicaReport, stage: StageReport) -> Iterator[str]:
     assert mark is not None
     assert head is not None
     where = f"stage {stage.stage}: {replica.name}"
-    if mark.term != head.term and abs(mark.t - head.t) != 1:
+    if mark.term != head.term and head.t - mark.t != 1:
         yield (
             f"{where} has weights of step {mark.t} of term {mark.term.number}, others have those "
             f"of step {head.t} of term {head.term.number}"

@@ -108,6 +108,12 @@ class Report:
     stages: tuple[StageReport, ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def begun(self) -> bool:
+        """Whether anybody says that there are weights, or a step that was done."""
+        served = any(stage.mark is not None for stage in self.stages)
+        return served or any(trainer.step > 0 for trainer in self.trainers)
+
 
 def as_json(report: Report) -> dict[str, object]:
     """Plain dicts, lists and scalars: see the module's docstring."""

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from peers.report import GONE, ReplicaReport, Report, StageReport
+from peers.report import GONE, SILENT, ReplicaReport, Report, StageReport
 from peers.screen import clean
 
 MAX_GONE = 3
@@ -55,10 +55,8 @@ def _head(report: Report) -> Iterator[RenderableType]:
 def _step(report: Report) -> str:
     if report.mark is not None:
         return f"step {report.mark.t} of {report.steps}"
-    begun = any(stage.mark is not None for stage in report.stages)
-    return (
-        f"a stage is missing, {report.steps} steps" if begun else f"not begun, {report.steps} steps"
-    )
+    what = "a stage is missing" if report.begun else "not begun"
+    return f"{what}, {report.steps} steps"
 
 
 def _trainers(report: Report) -> str:
@@ -120,7 +118,7 @@ def _foot(report: Report) -> Iterator[RenderableType]:
         f"stage {stage.stage}, {replica.name}: {short(replica.why)}"
         for stage in report.stages
         for replica in stage.replicas
-        if replica.why
+        if replica.why and replica.state != SILENT  # a warning says it already
     ]
     counted = {stage.samples for stage in report.stages}
     if len(counted) == 1 and counted != {0}:
@@ -131,8 +129,10 @@ def _foot(report: Report) -> Iterator[RenderableType]:
         yield Text(clean(note))
     if report.warnings:
         yield Text()
+    lines = Table.grid(padding=(0, 1, 0, 0))
     for warning in report.warnings:
-        yield Text(f"! {clean(short(warning))}", "yellow")
+        lines.add_row(Text("!", "bold yellow"), Text(clean(short(warning)), "yellow"))
+    yield lines
 
 
 def short(text: str) -> str:

@@ -1,4 +1,7 @@
-"""Makes a ``Report`` of what a look around has shown. No I/O; nothing in a ``Sight`` is trusted."""
+"""Makes a ``Report`` of what a look around has shown. No I/O.
+
+What peers say of themselves is shown as they say it; nothing of it raises here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def make_report(sight: Sight, manifest: Manifest) -> Report:
     quiets = [status.quiet_s for status in sight.statuses.values() if status.quiet_s is not None]
     quiet_s = min(quiets, default=None)
     heard = quiet_s is not None and quiet_s <= manifest.periods.lease_s
-    trainers = _trainers(sight, heard=heard)
+    trainers = _trainers(sight, manifest, heard=heard)
     leader = max((t for t in trainers if t.leads), key=lambda t: (t.term, t.peer), default=None)
     terms = [status.term for status in sight.statuses.values()]
     report = Report(
@@ -84,7 +87,7 @@ def _stage(sight: Sight, manifest: Manifest, stage: int) -> StageReport:
         share = min(counts.get(replica.peer, 0) / in_step, 1.0) if counts else None
         if replica in known:
             return _answering(replica, known[replica], share, counted)
-        why = sight.silent.get(replica, "")
+        why = _why_silent(sight, replica)
         return ReplicaReport(replica.peer, replica.boot, SILENT, None, share, counted, why=why)
 
     present = {replica.peer for replica in here}
@@ -120,6 +123,12 @@ def _answering(
     )
 
 
+def _why_silent(sight: Sight, replica: Replica) -> str:
+    record, why = sight.announced.get(replica), sight.silent.get(replica, "")
+    said = f"announced as {record.state} at step {record.mark.t}, " if record is not None else ""
+    return f"{said}but does not answer: {why}"
+
+
 def _where(sight: Sight, peer: PeerId) -> str:
     """What became of a peer that serves a stage no more, as far as can be seen."""
     if peer == OTHERS:
@@ -131,10 +140,10 @@ def _where(sight: Sight, peer: PeerId) -> str:
 # -- trainers -----------------------------------------------------------------------------------
 
 
-def _trainers(sight: Sight, *, heard: bool) -> tuple[TrainerReport, ...]:
+def _trainers(sight: Sight, manifest: Manifest, *, heard: bool) -> tuple[TrainerReport, ...]:
     """Those announced, and the one that the replicas obey. ``heard``: they heard it lately."""
     newest = max(
-        (status for status in sight.statuses.values() if status.trainer),
+        (status for status in sight.statuses.values() if status.trainer in manifest.trainers),
         key=lambda status: (status.term, status.term_boot),
         default=None,
     )
@@ -152,7 +161,7 @@ def _trainers(sight: Sight, *, heard: bool) -> tuple[TrainerReport, ...]:
 
 def _trainer(sight: Sight, record: TrainerRecord, *, heard: bool) -> TrainerReport:
     status = sight.trainer_statuses.get(record.peer)
-    if record.state is TrainerState.STANDBY:
+    if record.state in (TrainerState.STANDBY, TrainerState.DONE):
         return TrainerReport(record.peer, str(record.state), record.term, record.step, False)
     if status is None or status.role != "trainer":
         why = f"announced as {record.state}, but does not answer"

@@ -24,6 +24,7 @@ OPTIONS = {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
         "--allow-model",
     },
+    "status": {"--join", "--run", "--json", "--identity"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
     "export": {"run", "--out"},
     "generate": {
