@@ -158,8 +158,10 @@ class Coordinator:
         self._monitor.attach(trainer)
         result = self._result
         if result is not None and trainer.settled and trainer.mark != FRESH:
-            result.steps = [done for done in result.steps if done.step < trainer.mark.t]
-            result.directory.rewind(trainer.mark.t)
+            # The last step is told again if its decision is known.
+            known = trainer.mark.t - (trainer.last_decision is not None)
+            result.steps = [done for done in result.steps if done.step < known]
+            result.directory.rewind(known)
 
     def step_done(self, trainer: Trainer, done: StepDone) -> None:
         assert self._result is not None

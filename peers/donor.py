@@ -158,8 +158,6 @@ class Donor:
         if self.kept is not None and self.kept.mark == message.mark:
             return msg.At(mark=message.mark)
         stage = self._host.stage
-        if stage.mark == message.mark:
-            self.kept = None  # never two of them in memory
         copy = await self._lane.control("copy", partial(self._set_aside, message.mark))
         if copy is None:
             return msg.At(mark=stage.mark)
@@ -170,5 +168,6 @@ class Donor:
         stage = self._host.stage
         if stage.mark != mark:
             return None
+        self.kept = None  # never two of them in memory
         vectors = {name: vector.clone() for name, vector in stage.model.state().items()}
         return Copy(mark, stage.applied, stage.totals, vectors)

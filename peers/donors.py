@@ -55,7 +55,12 @@ class Donors:
         self._aside[replica] = now + min(LONGEST_ASIDE_S, ASIDE_S * 2.0 ** min(failures, 10))
 
     def witness(self, now: float) -> Replica | None:
-        """Whose digests to compare with: of one that nothing was copied from, if there is any."""
+        """Whose digests to compare with: of one that nothing was copied from, if there is any.
+
+        Once one is preferred, that one: others have been asked already.
+        """
+        if self._preferred is not None and self._aside.get(self._preferred, now) <= now:
+            return self._preferred
         able = [replica for replica in self._all if self._aside.get(replica, now) <= now]
         others = [replica for replica in able if replica not in self._used]
         return next(iter([*others, *able]), None)

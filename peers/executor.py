@@ -25,6 +25,17 @@ class Executor(Protocol):
         ...
 
 
+class Blocking(Protocol):
+    """Runs what waits for the disk. In the harness at once, else in a thread."""
+
+    async def __call__(self, function: Callable[[], T]) -> T: ...
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run ``function`` in a worker thread."""
+    return await anyio.to_thread.run_sync(function)
+
+
 class ThreadExecutor:
     """One compute thread and one codec thread, both with ``threads`` torch threads."""
 

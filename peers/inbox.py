@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from peers import messages as msg
 from peers.seed import Seed
@@ -93,7 +92,7 @@ class Inbox:
             case msg.Ready():
                 trainer.roster.ask_soon(replica, now)
             case msg.Leave():
-                return self._leave(replica)
+                return self._leave(replica, message)
             case _ if trainer.work is None:
                 return msg.Ok()
             case msg.Receipt():
@@ -108,15 +107,16 @@ class Inbox:
                 trainer.work.trouble(message.round, now, stage=stage)
         return msg.Ok()
 
-    def _leave(self, replica: Replica) -> msg.Message:
+    def _leave(self, replica: Replica, message: msg.Leave) -> msg.Message:
         """It may go when the step under way is applied; at once if it has no part in one."""
         trainer = self._trainer
         member = trainer.roster.get(replica)
         assert member is not None
-        reason = trainer.roster.leave(replica, trainer.mark)
+        reason = trainer.roster.leave(replica, *trainer.marks)
         if reason:
             return msg.Busy(reason=reason)
         has_part = replica in trainer.ready(member.stage) and trainer.work is not None
+        has_part = has_part and not message.done
         if has_part:
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) leaves after this step")
         return msg.Granted(wait=has_part)
@@ -160,7 +160,7 @@ class Inbox:
             return msg.Refused(reason=f"there are {trainer.stages} stages"), []
         try:
             give = partial(_from_seed, seed, message, trainer.manifest.limits.state_piece)
-            return await anyio.to_thread.run_sync(give)
+            return await trainer.blocking(give)
         except SwarmError as error:
             log.error("the checkpoint cannot be read: %s", error)
             return msg.Refused(reason=str(error)[:500]), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from peers.donors import Donors
 from peers.host import Host
 from peers.lane import Lane
 from peers.sources import cut, digests
-from peers.state import DonorBusy, PieceSource, fetch_digests, fetch_piece, fetch_sum
+from peers.state import DonorBusy, PieceSource, Told, fetch_digests, fetch_piece, fetch_sum
 from swarm.core.backoff import Backoff
 from swarm.core.joining import Joining, runs
 from swarm.core.step import Decision
@@ -40,6 +41,9 @@ FULL_COPIES = 3
 """So often may the whole state have come in without an end; then the link is too slow."""
 
 SAY_EVERY_S = 3.0
+
+WITNESSES = 4
+"""So many are asked at most where two replicas differ."""
 
 
 class TooSlow(SwarmError):
@@ -97,7 +101,7 @@ class Joiner:
         self._offered_at = float("-inf")
         self._received = self._copied = 0
         self._began, self._said = anyio.current_time(), float("-inf")
-        self._decisions = 0
+        self._decisions = self._contradictions = 0
         self._wake = anyio.Event()
 
     def update(self, order: Order) -> None:
@@ -151,10 +155,16 @@ class Joiner:
         elif self._joining.whole and self._is_offer_due():
             await self._offer()
         else:
-            with anyio.move_on_after(WAIT_S):
+            with anyio.move_on_after(self._offer_in_s()):
                 await self._wake.wait()
 
+    def _offer_in_s(self) -> float:
+        """How long until readiness has to be told again."""
+        since = anyio.current_time() - self._offered_at
+        return WAIT_S - since if since < WAIT_S else WAIT_S
+
     def _is_offer_due(self) -> bool:
+        """It is told again now and then: the trainer may not have heard it."""
         again = anyio.current_time() - self._offered_at >= WAIT_S
         return self._offered != self._joining.head or again
 
@@ -260,7 +270,7 @@ class Joiner:
         self._last = decision
         if not await self._leave():
             return
-        while pieces := self._joining.at(decision.mark):
+        while pieces := self._joining.take_at(decision.mark):
             if decision.update.skip:
                 self._joining.stepped(pieces, decision.to)
                 continue
@@ -308,27 +318,46 @@ class Joiner:
             await self._take_place(head, self.order.applied, self.order.totals)
             return
         witness = self._donors.witness(anyio.current_time())
-        if witness is None:
+        told = None if witness is None else await self._ask_digests(witness, copies or head)
+        if witness is None or told is None:
             await anyio.sleep(AGAIN.first_s)
-            return
-        try:
-            told = await fetch_digests(self._source(witness), copies or head, len(self._places))
-        except (TransportError, BadInput) as error:
-            log.info("%s did not tell its digests: %s", witness.peer[-6:], error)
-            self._donors.failed(witness, anyio.current_time())
             return
         own = await self._lane.control("digest", self._digests)
         wrong = [int(i) for i in (own != told.digests).any(dim=1).nonzero()]
         if wrong:
-            self._say(
-                f"stage {self._host.stage.stage}: {len(wrong)} of {len(self._places)} pieces "
-                f"differ from those of {witness.peer[-6:]}: they are copied again, from there"
-            )
-            self._joining.lost(wrong)
-            self._donors.prefer(witness)
-            self._notify()
+            await self._contradicted(witness, told, wrong, copies or head)
         elif self._joining.whole and self._joining.head == head:
             await self._take_place(head, told.applied, told.totals)
+
+    async def _ask_digests(self, witness: Replica, mark: Mark) -> Told | None:
+        try:
+            return await fetch_digests(self._source(witness), mark, len(self._places))
+        except (TransportError, BadInput) as error:
+            log.info("%s did not tell its digests: %s", witness.peer[-6:], error)
+            self._donors.failed(witness, anyio.current_time())
+            return None
+
+    async def _contradicted(
+        self, witness: Replica, told: Told, wrong: list[int], mark: Mark
+    ) -> None:
+        """Some pieces differ from those of a witness: take them from one whom most agree with."""
+        opinions = {witness: bytes(told.digests.flatten().tolist())}
+        for other in list(self._donors.in_turn(anyio.current_time()))[:WITNESSES]:
+            if other not in opinions and (more := await self._ask_digests(other, mark)):
+                opinions[other] = bytes(more.digests.flatten().tolist())
+        votes = Counter(opinions.values())
+        right = max(sorted(opinions), key=lambda r: votes[opinions[r]])
+        self._say(
+            f"stage {self._host.stage.stage}: {len(wrong)} of {len(self._places)} pieces differ "
+            f"from those of {witness.peer[-6:]}: they are copied again, from {right.peer[-6:]}"
+        )
+        if len(votes) > 1:
+            log.error("replicas of stage %d differ at step %d", self._host.stage.stage, mark.t)
+        self._joining.lost(wrong)
+        self._donors.prefer(right)
+        self._contradictions += 1
+        await anyio.sleep(AGAIN.pause(self._contradictions, self._host.rng))
+        self._notify()
 
     def _digests(self) -> Tensor:
         stage = self._host.stage

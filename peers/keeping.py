@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 from torch import Tensor
 
 from peers import messages as msg
 from peers.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter, StageReader
+from peers.executor import Blocking
 from peers.lookout import Sight
 from peers.rpc import Caller
 from peers.sources import cut
@@ -30,7 +29,8 @@ log = logging.getLogger("swarm.coordinator")
 class Keeper:
     """Fetches one checkpoint at a time, off the critical path.
 
-    ``say`` is told of each that is written, and why one was not.
+    ``say`` is told of each that is written, and why one was not. ``blocking`` runs what waits for
+    the disk.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class Keeper:
         *,
         tasks: TaskGroup,
         say: Callable[[str], None],
+        blocking: Blocking,
     ) -> None:
         self._manifest, self._caller, self._store = manifest, caller, store
-        self._tasks, self._say = tasks, say
+        self._tasks, self._say, self._blocking = tasks, say, blocking
         self._names = state_names(manifest.optimizer)
         self._busy_with: Mark | None = None
         self._done: Mark | None = None
@@ -124,11 +125,11 @@ class Keeper:
                 vectors, applied, totals = await self._fetch(mark, stage, holders[stage])
                 if writer is None:
                     begin = partial(self._store.write, mark, applied, totals)
-                    writer = await anyio.to_thread.run_sync(begin)
+                    writer = await self._blocking(begin)
                 named = dict(zip(self._names, vectors, strict=True))
-                await anyio.to_thread.run_sync(partial(writer.add_stage, stage, named))
+                await self._blocking(partial(writer.add_stage, stage, named))
             assert writer is not None
-            await anyio.to_thread.run_sync(writer.finish)
+            await self._blocking(writer.finish)
         finally:
             if writer is not None:
                 writer.abandon()
@@ -146,7 +147,7 @@ class Keeper:
         vectors = await fetch_state(sources, mark=mark, length=length, vectors=len(self._names))
         size = self._manifest.limits.state_piece
         told = await fetch_digests(sources[-1], mark, len(cut(length, size)))
-        wrong = await anyio.to_thread.run_sync(partial(differing, vectors, told, size))
+        wrong = await self._blocking(partial(differing, vectors, told, size))
         if wrong:
             raise StateLost(f"{len(wrong)} pieces of stage {stage} came with other bits")
         return vectors, told.applied, told.totals

@@ -16,6 +16,7 @@ from dht.records import RunRecord, TrainerRecord, TrainerState, encode
 from peers import messages as msg
 from peers.checkpoints import CheckpointStore
 from peers.entering import Entered
+from peers.executor import Blocking, in_thread
 from peers.keeping import Files, Keeper
 from peers.lookout import Lookout
 from peers.rpc import Caller
@@ -26,7 +27,7 @@ from peers.trainer import RunGoesOn, StageLost, StepDone, Superseded, Trainer
 from swarm.data import Batches
 from swarm.errors import SwarmError, UserError
 from swarm.manifest import Manifest
-from swarm.types import FRESH, Replica
+from swarm.types import FRESH, Replica, Term
 
 log = logging.getLogger("swarm.coordinator")
 
@@ -74,12 +75,13 @@ class Leader:
         rng: random.Random,
         store: CheckpointStore | None,
         audience: Audience,
+        blocking: Blocking = in_thread,
     ) -> None:
         self.manifest = manifest
         self.trainer: Trainer | None = None
         self.complete = False
         self._swarm, self._batches, self._rng = swarm, batches, rng
-        self._store, self._audience = store, audience
+        self._store, self._audience, self._blocking = store, audience, blocking
         self._caller = Caller(swarm.transport, timeout_s=manifest.periods.call_s)
         self._lookout = Lookout(manifest, self._caller, swarm.directory)
         self._state = TrainerState.WAITING
@@ -139,7 +141,12 @@ class Leader:
         if self._store is None or not self.manifest.run.checkpoint_every:
             return None
         return Keeper(
-            self.manifest, self._caller, self._store, tasks=tasks, say=self._audience.event
+            self.manifest,
+            self._caller,
+            self._store,
+            tasks=tasks,
+            say=self._audience.event,
+            blocking=self._blocking,
         )
 
     # -- leading ----------------------------------------------------------------------------
@@ -171,11 +178,11 @@ class Leader:
             self.manifest,
             caller=self._caller,
             batches=self._batches,
-            boot=self._swarm.boot,
+            term=Term(term, self._swarm.boot),
             tasks=tasks,
             rng=self._rng,
             on_event=self._audience.event,
-            term=term,
+            blocking=self._blocking,
         )
 
     async def _lead(self, trainer: Trainer, tasks: TaskGroup, start: Start) -> None:
@@ -195,6 +202,8 @@ class Leader:
         if trainer.mark != FRESH:
             self._audience.event(f"the run goes on from step {trainer.mark.t}")
         self._audience.leads(trainer)
+        if trainer.last_decision is not None:
+            self._audience.step_done(trainer, trainer.told_of(trainer.last_decision))
         tasks.start_soon(trainer.admissions.watch, self._swarm.directory)
         tasks.start_soon(trainer.renew_for_ever)
         await self._steps(trainer, self._keeper(tasks))

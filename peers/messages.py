@@ -359,10 +359,11 @@ class Ready(Request):
 
 
 class Leave(Request):
-    """The sender would like to go, without leaving work undone."""
+    """The sender would like to go, without leaving work undone. ``done``: it has done its part."""
 
     kind: Literal["leave"] = "leave"
     boot: Boot
+    done: bool = False
 
 
 class Goodbye(Request):

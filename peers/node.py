@@ -130,20 +130,23 @@ class Node:
 
     async def _drain(self, server: ReplicaServer) -> None:
         """Until the trainer lets us go, or cannot be heard."""
-        said = ""
+        said, done = "", False
         while True:
             trainer, mark = server.host.trainer, server.mark
             if trainer is None or not server.heard_lately():
                 return  # nobody is there to tell
-            question = msg.Leave(run=self.manifest.run_id, boot=self.me.boot)
+            question = msg.Leave(run=self.manifest.run_id, boot=self.me.boot, done=done)
             try:
                 answer = (await server.host.caller.call(trainer, question)).message
             except SwarmError as error:
                 answer = msg.Busy(reason=f"the trainer cannot be asked: {error}"[:500])
             if isinstance(answer, msg.Granted):
-                if answer.wait and mark is not None:
-                    await server.donor.moved_from(mark)
-                return
+                if not answer.wait or mark is None:
+                    return
+                await server.donor.moved_from(mark)
+                done = True
+                continue  # somebody else must still be there to serve the stage
+            done = False
             reason = getattr(answer, "reason", "")
             if isinstance(answer, msg.Refused):
                 return  # it does not know us: there is nothing to finish
@@ -194,7 +197,7 @@ class Node:
                 said = counters.counted
                 step = server.mark.t if server.mark is not None else 0
                 self._say(f"step {step}: {said} microbatches counted here so far")
-            elif server.orders.joiner is None:
+            elif server.orders.joiner is None and server.why_quiet():
                 since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
                 self._say(f"{since}: {server.why_quiet()}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import isfinite
 
 import anyio
 
@@ -47,7 +48,8 @@ class Monitor:
     def step_done(self, done: StepDone) -> None:
         self._steps = done.step + 1
         self._losses.append(done.loss)
-        self._recent.append((done.samples, done.seconds))
+        if isfinite(done.seconds):
+            self._recent.append((done.samples, done.seconds))
         self.refresh()
 
     def refresh(self) -> None:

@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from peers import messages as msg
 from peers.admission import Admissions
+from peers.executor import Blocking, in_thread
 from peers.inbox import Inbox
 from peers.instructions import Instructions
 from peers.rpc import Caller
@@ -30,7 +31,7 @@ from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
 from swarm.errors import BadInput, SwarmError, TransportError
 from swarm.manifest import Manifest
-from swarm.types import FRESH, Boot, Mark, Replica, Stamp, Term
+from swarm.types import FRESH, Mark, Replica, Stamp, Term
 
 log = logging.getLogger("swarm.trainer")
 
@@ -94,7 +95,7 @@ class Trainer:
     of each peer; ``seed`` is the checkpoint from which stages begin that nobody serves any more.
 
     Args:
-        term: the number of its reign: 1 + the highest that was heard.
+        term: its reign: a number above all that were heard, and its process's boot.
         tasks: where its calls run.
         on_event: called with a line of plain words when something happens that a person should
             know.
@@ -106,17 +107,18 @@ class Trainer:
         *,
         caller: Caller,
         batches: Batches,
-        boot: Boot,
+        term: Term,
         tasks: TaskGroup,
         rng: random.Random,
         on_event: Callable[[str], None] = log.info,
-        term: int = 1,
+        blocking: Blocking = in_thread,
     ) -> None:
         self.manifest, self.caller, self.batches = manifest, caller, batches
         self.tasks, self.rng, self.on_event = tasks, rng, on_event
-        self.me = Replica(caller.peer, boot)
+        self.blocking = blocking
+        self.me = Replica(caller.peer, term.boot)
         self.mark = FRESH
-        self.term = Term(term, boot)
+        self.term = term
         self.applied = 0
         self.stages = manifest.stages.count
         periods = manifest.periods
@@ -301,6 +303,22 @@ class Trainer:
         self._inherited = list(inherited)
         self.settled = True
         self.wake()
+
+    def told_of(self, decision: Decision) -> StepDone:
+        """A step that another trainer has decided. How long it took is not known."""
+        batch = self.manifest.batch
+        return StepDone(
+            step=decision.mark.t,
+            loss=decision.loss,
+            samples=batch.microbatches * batch.microbatch,
+            seconds=float("nan"),
+            lr=decision.update.lr,
+            norm=decision.norm,
+            skipped=decision.update.skip,
+            resent=0,
+            counts=tuple(dict(counts) for counts in decision.counts),
+            phases={},
+        )
 
     async def evaluate(self, microbatches: int) -> float:
         """Mean loss over held-out microbatches at the present mark."""

@@ -24,7 +24,7 @@ class Joining:
     def __init__(self, marks: Sequence[Mark | None], head: Mark) -> None:
         self.marks = list(marks)
         self.head = head
-        self._copying: set[int] = set()
+        self._taken: set[int] = set()
         self._from: Mark | None = None
 
     # -- copies -----------------------------------------------------------------------------
@@ -38,36 +38,44 @@ class Joining:
         if not stale:
             return None
         piece = min(stale, key=lambda piece: (self.marks[piece] is not None, piece))
-        self._copying.add(piece)
+        self._taken.add(piece)
         return piece
 
     def _is_stale(self, piece: int, mark: Mark | None) -> bool:
         """What the last decision can step need not be copied."""
-        if piece in self._copying or (mark is not None and mark == self._from):
+        if piece in self._taken or (mark is not None and mark == self._from):
             return False
         return mark is None or mark < self.head
 
     def copied(self, piece: int, mark: Mark) -> None:
         """A copy has come, at ``mark``: perhaps one that we have not heard of yet."""
-        self._copying.discard(piece)
+        self._taken.discard(piece)
         self.marks[piece] = mark
 
     def failed(self, piece: int) -> None:
         """Nobody gave it this time."""
-        self._copying.discard(piece)
+        self._taken.discard(piece)
 
     # -- steps ------------------------------------------------------------------------------
 
     def at(self, mark: Mark) -> list[int]:
         """The pieces that the decision which leads on from ``mark`` can step."""
-        return [p for p, m in enumerate(self.marks) if m == mark and p not in self._copying]
+        return [p for p, m in enumerate(self.marks) if m == mark and p not in self._taken]
+
+    def take_at(self, mark: Mark) -> list[int]:
+        """Those pieces, being stepped now: none of them is copied meanwhile."""
+        pieces = self.at(mark)
+        self._taken.update(pieces)
+        return pieces
 
     def stepped(self, pieces: Collection[int], to: Mark) -> None:
+        self._taken.difference_update(pieces)
         for piece in pieces:
             self.marks[piece] = to
 
     def lost(self, pieces: Collection[int]) -> None:
         """What these hold is good for nothing: their sum was missed, or they are wrong."""
+        self._taken.difference_update(pieces)
         for piece in pieces:
             self.marks[piece] = None
 
@@ -86,7 +94,7 @@ class Joining:
     @property
     def whole(self) -> bool:
         """All pieces are at the newest version."""
-        return not self._copying and all(mark == self.head for mark in self.marks)
+        return not self._taken and all(mark == self.head for mark in self.marks)
 
     @property
     def share(self) -> float:

@@ -162,21 +162,33 @@ class Roster:
         if member is not None:
             member.ask_at = now
 
-    def leave(self, replica: Replica, mark: Mark) -> str:
+    def leave(self, replica: Replica, *at: Mark) -> str:
         """It would like to go: why it must not yet, or nothing; then it gets no more work.
 
-        One replica of a stage leaves at a time, and never the last one.
+        ``at``: the run's mark; two while a decision is being applied.
+
+        One replica of a stage leaves at a time, and never the last one: if all its mates are gone
+        meanwhile, it has to stay after all.
         """
         member = self._members.get(replica)
-        if member is None or member.leaving or replica not in self.ready(member.stage, mark):
+        if member is None or not self._serves(member, at):
             return ""
-        mates = [self._members[r] for r in self.ready(member.stage, mark) if r != replica]
+        mates = [
+            other
+            for other in self._members.values()
+            if other is not member and other.stage == member.stage and self._serves(other, at)
+        ]
+        member.leaving = member.leaving and bool(mates)
         if not mates:
             return "it is the last replica of its stage"
-        if any(mate.leaving for mate in mates):
+        if not member.leaving and any(mate.leaving for mate in mates):
             return "another replica of its stage is leaving"
         member.leaving = True
         return ""
+
+    @staticmethod
+    def _serves(member: Member, at: Sequence[Mark]) -> bool:
+        return member.state is State.READY and member.mark in at
 
     def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
         """It cannot apply the last decision: it is at ``mark`` and has to join anew."""

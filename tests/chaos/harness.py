@@ -34,10 +34,11 @@ from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
 from swarm.reference import ReferenceRun, run_reference
-from swarm.types import PeerId
+from swarm.types import PeerId, Term
 
 DIGITS = "tests.digits_model:mlp"
 SAMPLES = "tests.digits_model:digits"
+DAY_S = 86_400.0
 
 
 def digits_manifest(**changes: object) -> Manifest:
@@ -88,49 +89,19 @@ class Peer:
 
 
 @dataclass
-class World:
-    """A running swarm. ``faults`` acts on every link; ``peers`` by name, in order of start."""
+class Nodes:
+    """The nodes of a swarm. ``faults`` acts on every link; ``peers`` in order of their start."""
 
     manifest: Manifest
     network: MemoryNetwork
     store: MemoryDirectoryStore
     faults: FaultPlan
     tasks: TaskGroup
-    trainer: Trainer
     seed: int
-    peers: dict[str, Peer] = field(default_factory=dict)
-    events: list[str] = field(default_factory=list)
-    done: list[StepDone] = field(default_factory=list)
-    on_start: Callable[[Peer], None] | None = None
-    started: int = 0
-    _reached: dict[int, anyio.Event] = field(default_factory=dict)
-
-    async def start_all(self, replicas: int) -> None:
-        """So many replicas of each stage, all the same; returns when step 0 may begin."""
-        for _ in range(replicas):
-            for stage in range(self.manifest.stages.count):
-                await self.start(stage)
-        await self.trainer.wait_for_start()
-
-    async def wait_for(self, stage: int, replicas: int) -> None:
-        """Until the trainer takes so many replicas of ``stage`` for ready."""
-        while len(self.trainer.ready(stage)) < replicas:
-            self.trainer.admissions.ask()
-            await anyio.sleep(0.1)
-
-    async def train(self, steps: int) -> None:
-        """Steps one after the other; what came of them is in ``done``."""
-        for _ in range(steps):
-            self.done.append(await self.trainer.step())
-            reached = self._reached.pop(len(self.done), None)
-            if reached is not None:
-                reached.set()
-
-    async def reaches(self, steps: int) -> None:
-        """Until so many steps are done and some microbatches of the next are on their way."""
-        if len(self.done) < steps:
-            await self._reached.setdefault(steps, anyio.Event()).wait()
-        await anyio.sleep(0.05)
+    peers: dict[str, Peer] = field(default_factory=dict, kw_only=True)
+    events: list[str] = field(default_factory=list, kw_only=True)
+    on_start: Callable[[Peer], None] | None = field(default=None, kw_only=True)
+    started: int = field(default=0, kw_only=True)
 
     def of_stage(self, stage: int) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.node.stage == stage]
@@ -185,6 +156,11 @@ class World:
             self.on_start(peer)
         return peer
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Look every tenth of a second."""
+        while not condition():  # noqa: ASYNC110 (virtual time)
+            await anyio.sleep(0.1)
+
     async def kill(self, peer: Peer) -> None:
         """As SIGKILL: nothing is said to anyone."""
         self.network.kill(peer.node.me.peer)
@@ -212,6 +188,42 @@ class World:
         """The end of ``refuse``."""
         assert peer.node.server is not None
         await peer.transport.serve(peer.node.server.handle)
+
+
+@dataclass
+class World(Nodes):
+    """A running swarm that one trainer leads from the start."""
+
+    trainer: Trainer
+    done: list[StepDone] = field(default_factory=list)
+    _reached: dict[int, anyio.Event] = field(default_factory=dict)
+
+    async def start_all(self, replicas: int) -> None:
+        """So many replicas of each stage, all the same; returns when step 0 may begin."""
+        for _ in range(replicas):
+            for stage in range(self.manifest.stages.count):
+                await self.start(stage)
+        await self.trainer.wait_for_start()
+
+    async def wait_for(self, stage: int, replicas: int) -> None:
+        """Until the trainer takes so many replicas of ``stage`` for ready."""
+        while len(self.trainer.ready(stage)) < replicas:
+            self.trainer.admissions.ask()
+            await anyio.sleep(0.1)
+
+    async def train(self, steps: int) -> None:
+        """Steps one after the other; what came of them is in ``done``."""
+        for _ in range(steps):
+            self.done.append(await self.trainer.step())
+            reached = self._reached.pop(len(self.done), None)
+            if reached is not None:
+                reached.set()
+
+    async def reaches(self, steps: int) -> None:
+        """Until so many steps are done and some microbatches of the next are on their way."""
+        if len(self.done) < steps:
+            await self._reached.setdefault(steps, anyio.Event()).wait()
+        await anyio.sleep(0.05)
 
     def sha256(self) -> str:
         """Of the weights of one replica per stage at the trainer's mark; all must be equal."""
@@ -262,12 +274,12 @@ def run_world(
                 manifest,
                 caller=Caller(transport, timeout_s=manifest.periods.call_s),
                 batches=batches_of(manifest),
-                boot=f"{0xABC:016x}",
+                term=Term(1, f"{0xABC:016x}"),
                 tasks=tasks,
                 rng=rng,
             )
             store = MemoryDirectoryStore()
-            world = World(manifest, network, store, faults, tasks, trainer, seed)
+            world = World(manifest, network, store, faults, tasks, seed, trainer)
             kept.append(world)
             trainer.on_event = world.events.append
             await transport.serve(trainer.inbox.handle)
@@ -275,13 +287,23 @@ def run_world(
             await scenario(world)
             tasks.cancel_scope.cancel()
 
+    run_on_virtual_time(main, seed)
+    return kept[0]
+
+
+def run_on_virtual_time(main: Callable[[], Awaitable[None]], seed: int) -> None:
+    """On trio's MockClock, with the order of tasks fixed by ``seed``. At most a virtual day."""
+
+    async def limited() -> None:
+        with anyio.fail_after(DAY_S):
+            await main()
+
     scheduler = trio._core._run  # type: ignore[attr-defined]
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     scheduler._r.seed(seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for each other cost more than these tensors
     try:
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(limited, clock=trio.testing.MockClock(autojump_threshold=0))
     finally:
         torch.set_num_threads(threads)
-    return kept[0]

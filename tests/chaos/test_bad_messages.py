@@ -261,7 +261,9 @@ def test_parts_and_sums_of_other_rounds_are_refused() -> None:
 
 def test_state_beyond_the_vector_or_at_another_mark_is_not_given() -> None:
     async def check(site: Site) -> None:
-        ask = msg.GetState(run=site.run, mark=site.mark, stage=0, start=1 << 40, count=1)
+        ask = msg.GetState(
+            run=site.run, mark=site.mark, stage=site.server.host.stage.stage, start=1 << 40, count=1
+        )
         assert "values" in await refused(site, TRAINER, msg.header(ask))
         reply = await site.server.handle(
             TRAINER, Frame(msg.header(ask.model_copy(update={"mark": FRESH, "start": 0})))

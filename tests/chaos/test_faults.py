@@ -14,9 +14,7 @@ from tests.chaos.harness import World, digits_manifest, reference, run_world
 
 STEPS = 4
 Scenario = Callable[[World], Awaitable[None]]
-MANIFEST = digits_manifest(
-    reproducible__enabled=True, start__replicas=2, periods__patience_s=1000
-)
+MANIFEST = digits_manifest(reproducible__enabled=True, start__replicas=2, periods__patience_s=1000)
 
 
 @pytest.fixture(scope="module")

@@ -207,8 +207,7 @@ def test_restarted_with_the_same_key_it_is_a_member_again_within_30_s(expected) 
         await world.kill(first)
         again = await world.start(0, key=first.key)
         began = anyio.current_time()
-        while again.node.me not in world.trainer.ready(0):
-            await anyio.sleep(0.1)
+        await world.until(lambda: again.node.me in world.trainer.ready(0))
         took.append(anyio.current_time() - began)
 
     many = 60
