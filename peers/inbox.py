@@ -115,8 +115,7 @@ class Inbox:
         reason = trainer.roster.leave(replica, *trainer.marks)
         if reason:
             return msg.Busy(reason=reason)
-        has_part = replica in trainer.ready(member.stage) and trainer.work is not None
-        has_part = has_part and not message.done
+        has_part = member.leaving and trainer.work is not None and not message.done
         if has_part:
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) leaves after this step")
         return msg.Granted(wait=has_part)

@@ -359,7 +359,10 @@ class Ready(Request):
 
 
 class Leave(Request):
-    """The sender would like to go, without leaving work undone. ``done``: it has done its part."""
+    """The sender would like to go, without leaving work undone.
+
+    ``done``: it was let go, the step that it had a part in is applied, and it holds nothing new.
+    """
 
     kind: Literal["leave"] = "leave"
     boot: Boot

@@ -130,26 +130,26 @@ class Node:
 
     async def _drain(self, server: ReplicaServer) -> None:
         """Until the trainer lets us go, or cannot be heard."""
-        said, done = "", False
+        said, waited = "", False
         while True:
             trainer, mark = server.host.trainer, server.mark
             if trainer is None or not server.heard_lately():
                 return  # nobody is there to tell
+            done = waited and not server.holds_work
             question = msg.Leave(run=self.manifest.run_id, boot=self.me.boot, done=done)
             try:
                 answer = (await server.host.caller.call(trainer, question)).message
             except SwarmError as error:
                 answer = msg.Busy(reason=f"the trainer cannot be asked: {error}"[:500])
-            if isinstance(answer, msg.Granted):
-                if not answer.wait or mark is None:
+            match answer:
+                case msg.Granted(wait=True) if mark is not None:
+                    # Whoever applies this step as well is alive, and can go on without us.
+                    await server.donor.moved_from(mark)
+                    waited = True
+                    continue
+                case msg.Granted() | msg.Refused():
                     return
-                await server.donor.moved_from(mark)
-                done = True
-                continue  # somebody else must still be there to serve the stage
-            done = False
             reason = getattr(answer, "reason", "")
-            if isinstance(answer, msg.Refused):
-                return  # it does not know us: there is nothing to finish
             if reason != said:
                 said = reason
                 self._say(f"not yet: {reason}")

@@ -202,6 +202,12 @@ class ReplicaServer:
         """How long no trainer has been heard; None: none ever was."""
         return None if self.heard_trainer is None else anyio.current_time() - self.heard_trainer
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything of the step under way would be lost with this replica."""
+        intake = self.passes.intake
+        return bool(intake.queued or intake.held or self.host.stage.ledger.held)
+
     def heard_lately(self) -> bool:
         return self.quiet_s is not None and self.quiet_s < self.host.manifest.periods.lease_s
 

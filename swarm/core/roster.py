@@ -165,30 +165,21 @@ class Roster:
     def leave(self, replica: Replica, *at: Mark) -> str:
         """It would like to go: why it must not yet, or nothing; then it gets no more work.
 
-        ``at``: the run's mark; two while a decision is being applied.
-
         One replica of a stage leaves at a time, and never the last one: if all its mates are gone
-        meanwhile, it has to stay after all.
+        meanwhile, it has to stay after all. ``at``: the run's mark; two while a decision is being
+        applied, and then mates count that have applied it.
         """
         member = self._members.get(replica)
-        if member is None or not self._serves(member, at):
+        if member is None or member.state is not State.READY or member.mark not in at:
             return ""
-        mates = [
-            other
-            for other in self._members.values()
-            if other is not member and other.stage == member.stage and self._serves(other, at)
-        ]
+        mates = [self._members[r] for r in self.ready(member.stage, at[-1]) if r != replica]
         member.leaving = member.leaving and bool(mates)
         if not mates:
-            return "it is the last replica of its stage"
+            return "no other replica of its stage is there"
         if not member.leaving and any(mate.leaving for mate in mates):
             return "another replica of its stage is leaving"
         member.leaving = True
         return ""
-
-    @staticmethod
-    def _serves(member: Member, at: Sequence[Mark]) -> bool:
-        return member.state is State.READY and member.mark in at
 
     def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
         """It cannot apply the last decision: it is at ``mark`` and has to join anew."""

@@ -69,7 +69,7 @@ def test_both_wish_to_leave_and_one_has_to_wait_for_another(expected) -> None:
 
     world = run_with(trouble, expected)
     assert [gone(peer) for peer in world.of_stage(1)[:2]] == [True, True]
-    assert any("not yet: it is the last replica" in line for line in world.events)
+    assert any("not yet: no other replica" in line for line in world.events)
 
 
 def test_the_last_one_goes_at_its_limit(expected) -> None:

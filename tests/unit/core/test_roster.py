@@ -224,7 +224,7 @@ def test_the_last_of_a_stage_does_not_leave_however_many_others_are_not_ready() 
     roster.admitted(A, LATER)
     roster.admitted(B, FRESH)
     roster.admitted(Replica("c", "1"), LATER)
-    assert roster.leave(A, LATER) == "it is the last replica of its stage"
+    assert roster.leave(A, LATER) == "no other replica of its stage is there"
     assert roster.serving(0, LATER) == [A]
     roster.admitted(B, LATER)
     assert roster.leave(A, LATER) == ""
@@ -244,7 +244,7 @@ def test_who_has_no_part_in_the_step_may_go_at_once() -> None:
     roster.admitted(A, LATER)
     assert roster.leave(B, LATER) == ""
     assert roster.leave(Replica("x", "1"), LATER) == ""
-    assert roster.leave(A, LATER) == "it is the last replica of its stage"
+    assert roster.leave(A, LATER) == "no other replica of its stage is there"
 
 
 @pytest.mark.parametrize(
