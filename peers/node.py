@@ -18,12 +18,13 @@ from peers.executor import Executor
 from peers.replica import QUIET_S, ReplicaServer
 from peers.rpc import Caller
 from peers.stage import StageOwner
+from peers.transport import Frame, refusal
 from swarm import __version__
 from swarm.core.placement import least_served
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.model.spec import ModelSpec
-from swarm.types import FRESH, Replica
+from swarm.types import FRESH, PeerId, Replica
 
 log = logging.getLogger("swarm.node")
 
@@ -83,6 +84,8 @@ class Node:
                 await server.orders.finished.wait()
             finally:
                 await self._goodbye()
+                with anyio.CancelScope(shield=True):
+                    await self._transport.serve(_gone)
             tasks.cancel_scope.cancel()
         self._say_what_counted(server)
         return server.orders.finish_reason
@@ -222,6 +225,12 @@ class Node:
                 await server.host.caller.call(server.host.trainer, message, timeout_s=GOODBYE_S)
             except SwarmError as error:
                 log.debug("the trainer did not hear our goodbye: %s", error)
+
+
+async def _gone(sender: PeerId, frame: Frame) -> Frame:
+    """The handler of one that has left."""
+    del sender, frame
+    return refusal("this peer has left the run")
 
 
 async def choose_stage(
