@@ -84,7 +84,7 @@ class Admissions:
     async def _ask(self, member: Member) -> None:
         trainer, replica = self._trainer, member.replica
         try:
-            question = msg.Question(run=trainer.manifest.run_id)
+            question = msg.Question(run=trainer.manifest.run_id, detail=True)
             answer = (await trainer.caller.call(replica.peer, question)).message
             if not isinstance(answer, msg.Status):
                 raise BadInput(f"answered {answer.kind} to a question")
@@ -102,6 +102,8 @@ class Admissions:
         member = trainer.roster.get(replica)
         if member is not None:
             self.learnt(member.stage, answer.values)
+        if answer.detail is not None:
+            trainer.addresses[replica.peer] = tuple(answer.detail.addresses)
         stands = trainer.standing
         if stands is not None and answer.mark == stands.to:
             trainer.instructions.applied(replica, stands)

@@ -109,27 +109,79 @@ def local(
 
 @app.command()
 def coordinator(
-    manifest: RunFile,
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(help="The run's manifest (TOML); see README.", metavar="[run.toml]"),
+    ] = None,
     steps: Steps = None,
     out: Out = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="Watch the run at --join; take it over if need be."),
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run of this run directory.", metavar="RUNDIR"),
+    ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Peer id of one that may stand by (swarm identity tells it). Repeatable.",
+            metavar="ID",
+        ),
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of any peer of the run: /ip4/.../p2p/ID. Repeatable."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
     listen: Listen = None,
     announce: Announce = None,
     identity: KeyFile = None,
     allow_model: Allow = None,
 ) -> None:
-    """Start a run: open a swarm, print the line that volunteers paste, train, keep the model."""
-    from peers.starting import load_manifest
+    """Start a run: open a swarm, print the line that volunteers paste, train, keep the model.
 
-    loaded = load_manifest(manifest, steps)
+    With --standby: watch over a run that another leads. With --resume: go on with one that has
+    stopped, from where its nodes are, or from the newest checkpoint.
+    """
+    from peers.starting import check_coordinator, load_manifest
+
+    check_coordinator(
+        manifest=manifest, standby=standby, resume=resume, join=join, out=out, steps=steps
+    )
+    entry = _entry(identity, "coordinator.key", listen, announce, join or [])
+    if standby:
+        from peers.commands import run_standby_command
+
+        run_standby_command(out=out, entry=entry, run=run, allow=allow_model or [])
+        return
+    path = manifest if resume is None else resume / "run.toml"
+    loaded = load_manifest(path, steps)
 
     from peers.commands import run_coordinator_command
+    from peers.leading import Start
 
     run_coordinator_command(
         loaded,
-        out=out,
-        entry=_entry(identity, "coordinator.key", listen, announce, []),
+        out=out if resume is None else resume,
+        entry=entry,
         allow=allow_model or [],
+        standbys=trainer or [],
+        start=Start.FRESH if resume is None else Start.RESUME,
     )
+
+
+@app.command()
+def identity(
+    file: Annotated[
+        Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Print the peer id of this machine's coordinator key, or of another key file."""
+    from peers.starting import run_identity_command
+
+    run_identity_command((file or KEYS / "coordinator.key").expanduser())
 
 
 @app.command()

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dht.identity import Identity
-from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run
+from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run, stand_by_for
 from peers.entering import Entry
 from peers.export import export_model, load_model
+from peers.leading import Start
 from peers.local import LOOPBACK, run_local
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
@@ -54,16 +56,64 @@ def run_local_command(
 
 
 def run_coordinator_command(
-    manifest: Manifest, *, out: Path | None, entry: Entry, allow: Sequence[str]
+    manifest: Manifest,
+    *,
+    out: Path | None,
+    entry: Entry,
+    allow: Sequence[str],
+    standbys: Sequence[str] = (),
+    start: Start = Start.FRESH,
 ) -> None:
+    """Lead the run of ``manifest``; ``start`` RESUME: that of the run directory ``out``."""
     set_up_logging()
     with user_errors():
-        plan = plan_run(manifest, allow)
+        plan = plan_run(manifest, allow, standbys)
+        if start is Start.RESUME and out is not None:
+            entry = replace(entry, known=tuple(RunDirectory(out).read_peers()))
     torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
-        coordinator = Coordinator(plan, out=out, monitor=Monitor(view), on_open=_print_join_line)
-        result = run_command(partial(coordinator.run, entry))
+        coordinator = Coordinator(
+            plan, out=out, monitor=Monitor(view), on_open=_print_join_line, start=start
+        )
+        try:
+            result = run_command(partial(coordinator.run, entry))
+        except SystemExit:
+            if coordinator.directory is not None:
+                console.print(
+                    "the nodes wait for a trainer; go on with: swarm coordinator --resume "
+                    f"{coordinator.directory.path}",
+                    soft_wrap=True,
+                )
+            raise
     _tell_result(result)
+
+
+def run_standby_command(*, out: Path | None, entry: Entry, run: str, allow: Sequence[str]) -> None:
+    """Stand by for the run that is found at ``entry.join``."""
+    set_up_logging()
+    torch.set_num_threads(ONE_THREAD)
+    with LiveView(console) as view:
+        stand_by = partial(
+            stand_by_for,
+            entry,
+            run_id=run,
+            out=out,
+            allow=allow,
+            monitor=Monitor(view),
+            on_open=_print_standby_line,
+        )
+        result = run_command(stand_by)
+    if result.sha256:
+        _tell_result(result)
+
+
+def _print_standby_line(manifest: Manifest, addresses: list[str]) -> None:
+    del addresses
+    console.print(
+        f"standing by for run {manifest.name} ({manifest.run_id}): takes over when its trainer "
+        f"has not been heard for {manifest.periods.lease_s:g} s",
+        soft_wrap=True,
+    )
 
 
 def _print_join_line(manifest: Manifest, addresses: list[str]) -> None:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from peers.checkpoints import CheckpointStore
 from peers.entering import Entered, Entry, entered, wire_limits
+from peers.finding import learn_run
 from peers.leading import Leader, Start, check_may_lead
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
 from peers.state import PieceSource, StateLost, fetch_state
 from peers.status import Monitor
 from peers.trainer import StepDone, Trainer
+from peers.wire import Limits
 from swarm.core.totals import Totals
 from swarm.data import Batches, load_batches
 from swarm.manifest import Manifest
@@ -35,15 +37,21 @@ log = logging.getLogger("swarm.coordinator")
 
 PROMPT = b"def "
 SAMPLE_BYTES = 240
+MAX_PEERS = 256
+"""Addresses of nodes that are written down; any one that answers is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that can start: its manifest completed, its data loaded."""
+    """A run that can start: its manifest completed, its data loaded.
+
+    ``standbys``: peers that may lead it beside whoever starts it.
+    """
 
     manifest: Manifest
     batches: Batches
     allow: frozenset[str] = frozenset()
+    standbys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,7 +65,7 @@ class Result:
     sample: bytes = b""
 
 
-def plan_run(manifest: Manifest, allow: Collection[str] = ()) -> Plan:
+def plan_run(manifest: Manifest, allow: Collection[str] = (), standbys: Sequence[str] = ()) -> Plan:
     """Load data and model of ``manifest``; the corpus's hash becomes part of the run.
 
     Raises:
@@ -73,7 +81,8 @@ def plan_run(manifest: Manifest, allow: Collection[str] = ()) -> Plan:
         seed=manifest.seed,
         allow=allow,
     )
-    return Plan(manifest.changed({"data.sha256": sha256}), batches, frozenset(allow))
+    manifest = manifest.changed({"data.sha256": sha256})
+    return Plan(manifest, batches, frozenset(allow), tuple(standbys))
 
 
 class Coordinator:
@@ -107,10 +116,17 @@ class Coordinator:
             UserError: the swarm cannot be started as asked.
         """
         async with entered(entry, wire_limits(self._plan.manifest)) as swarm:
-            manifest = self._plan.manifest
-            if not manifest.trainers:
-                manifest = manifest.changed({"trainers": [swarm.identity.peer_id]})
+            manifest, me = self._plan.manifest, swarm.identity.peer_id
+            others = [peer for peer in self._plan.standbys if peer != me]
+            if others or not manifest.trainers:
+                trainers = dict.fromkeys((*manifest.trainers, me, *others))
+                manifest = manifest.changed({"trainers": list(trainers)})
             return await self.lead(swarm, manifest, entry)
+
+    @property
+    def directory(self) -> RunDirectory | None:
+        """Where the run is kept, once that is known."""
+        return None if self._result is None else self._result.directory
 
     async def lead(self, swarm: Entered, manifest: Manifest, entry: Entry) -> Result:
         """``run``, for one who has entered the swarm and knows the run."""
@@ -138,6 +154,7 @@ class Coordinator:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._monitor.refresh_for_ever)
+                tasks.start_soon(_remember_peers, leader, directory)
                 await leader.run(self._start)
                 tasks.cancel_scope.cancel()
         finally:
@@ -212,6 +229,43 @@ class Coordinator:
                 "microbatches_by_peer": [dict(counts) for counts in result.totals],
             }
         )
+
+
+async def stand_by_for(
+    entry: Entry,
+    *,
+    run_id: str,
+    out: Path | None,
+    allow: Collection[str],
+    monitor: Monitor,
+    on_open: Callable[[Manifest, list[str]], None],
+) -> Result:
+    """Enter a swarm and lead its run whenever nobody else does.
+
+    Raises:
+        UserError: the run cannot be found, or is not ours to lead.
+    """
+    async with entered(entry, Limits()) as swarm:
+        manifest = await learn_run(swarm, entry.join, run_id)
+        swarm.limit(wire_limits(manifest))
+        check_may_lead(manifest, swarm.identity.peer_id, entry.identity)
+        plan = await anyio.to_thread.run_sync(partial(plan_run, manifest, allow))
+        coordinator = Coordinator(
+            plan, out=out, monitor=monitor, on_open=on_open, start=Start.STANDBY
+        )
+        return await coordinator.lead(swarm, manifest, entry)
+
+
+async def _remember_peers(leader: Leader, directory: RunDirectory) -> None:
+    """Write down where the nodes are: a coordinator that is started again looks for them there."""
+    written: list[str] = []
+    while True:
+        await anyio.sleep(leader.manifest.periods.announce_s)
+        found = {} if leader.trainer is None else leader.trainer.addresses
+        addresses = sorted({address for known in found.values() for address in known})
+        if addresses and addresses != written:
+            directory.write_peers(addresses[:MAX_PEERS])
+            written = addresses
 
 
 async def _weights(trainer: Trainer, stage: int, length: int) -> Tensor:

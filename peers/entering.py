@@ -15,7 +15,7 @@ import anyio
 from dht.directory import Directory
 from dht.identity import Identity, hold
 from dht.records import RunRecord, decode_all, runs_key
-from peers.p2pd_addresses import check_announce, check_bootstrap, check_listen
+from peers.p2pd_addresses import check_announce, check_bootstrap, check_listen, reachable
 from peers.transport import Transport
 from peers.wire import Limits
 from swarm.errors import BootstrapError, ConfigError, IdentityError, SwarmError
@@ -32,12 +32,16 @@ DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/0"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How to enter: the options that node and coordinator share."""
+    """How to enter: the options that node and coordinator share.
+
+    ``known``: addresses of an earlier session; those that nobody answers at are left out.
+    """
 
     identity: Path
     listen: tuple[str, ...] = (DEFAULT_LISTEN,)
     announce: tuple[str, ...] = ()
     join: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
     check_listen(entry.listen)
     check_announce(entry.announce)
     await check_bootstrap(entry.join)
+    join = (*entry.join, *await reachable(entry.known))
     identity, created = Identity.load_or_create(entry.identity)
     if created:
         log.info("new identity %s in %s: keep a copy", identity.peer_id, entry.identity)
@@ -77,7 +82,7 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
             from dht.hivemind_dht import HivemindDirectory
             from peers.p2pd import P2pdTransport, identity_taken
 
-        if entry.join and not created and await identity_taken(identity.peer_id, entry.join):
+        if join and not created and await identity_taken(identity.peer_id, join):
             raise IdentityError(
                 f"{entry.identity}: a live process elsewhere uses this key; stop it, or give "
                 "this one a key of its own with --identity FILE"
@@ -86,11 +91,11 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
             identity_path=entry.identity,
             listen=entry.listen,
             announce=entry.announce or None,
-            initial_peers=entry.join,
+            initial_peers=join,
             limits=limits,
         )
         try:
-            directory = await HivemindDirectory.create(transport.p2p, entry.join)
+            directory = await HivemindDirectory.create(transport.p2p, join)
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_fail_when_gone, transport.gone)
@@ -132,14 +137,14 @@ async def find_run(swarm: Entered, join: Sequence[str], run_id: str = "") -> Man
             runs = [run for run in runs if run.run_id == run_id]
         elif len(runs) > 1:
             runs = [run for run in runs if run.peer in owners] or runs
-        if len(runs) == 1:
+        if len({run.run_id for run in runs}) == 1:  # whoever can lead it announces it
             return _checked(runs[0])
         if anyio.current_time() >= deadline:
             break
         await anyio.sleep(0.3)
     where = ", ".join(join)
     if runs:
-        names = ", ".join(run.run_id for run in runs)
+        names = ", ".join(sorted({run.run_id for run in runs}))
         raise BootstrapError(
             f"{where}: several runs are announced there; choose with --run: {names}"
         )

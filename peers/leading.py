@@ -21,7 +21,7 @@ from peers.keeping import Files, Keeper
 from peers.lookout import Lookout
 from peers.rpc import Caller
 from peers.seed import Seed
-from peers.standby import RunOver, led_by_another, next_term, stand_by
+from peers.standby import RunOver, StandbyInbox, led_by_another, next_term, stand_by
 from peers.takeover import settle
 from peers.trainer import RunGoesOn, StageLost, StepDone, Superseded, Trainer
 from swarm.data import Batches
@@ -120,6 +120,8 @@ class Leader:
         """The number of the reign to take; None if the run is over."""
         self._turn(TrainerState.STANDBY)
         self._audience.phase("standing by")
+        inbox = StandbyInbox(self.manifest, self._swarm.boot)
+        await self._swarm.transport.serve(inbox.handle)
         async with anyio.create_task_group() as tasks:
             keeper = self._keeper(tasks)
             outcome = await stand_by(

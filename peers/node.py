@@ -54,6 +54,7 @@ class Node:
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
         self._identity, self._executor = swarm.identity, executor
+        self._addresses = swarm.addresses
         self._rng, self._say = rng, say
         self._sequence = 0
         self._change = anyio.Event()
@@ -101,6 +102,7 @@ class Node:
             rng=self._rng,
         )
         server.orders.on_change = self._changed
+        server.addresses = self._addresses
         return server
 
     def _say_what_counted(self, server: ReplicaServer) -> None:

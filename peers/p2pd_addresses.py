@@ -72,6 +72,19 @@ async def check_bootstrap(addresses: Sequence[str]) -> None:
         raise nobody_reached(dict(zip(addresses, map(str, problems), strict=True)))
 
 
+async def reachable(addresses: Sequence[str]) -> list[str]:
+    """Those of the peers' ``addresses`` at which somebody answers, now. Malformed ones are not."""
+
+    async def answers(address: str) -> bool:
+        try:
+            return await preflight(split_peer(address)[1]) is None
+        except AddressError:
+            return False
+
+    found = await asyncio.gather(*(answers(address) for address in addresses))
+    return [address for address, yes in zip(addresses, found, strict=True) if yes]
+
+
 def nobody_reached(problems: Mapping[str, str]) -> BootstrapError:
     """The error for bootstrap addresses none of which works, with what is wrong with each."""
     lines = (f"{address}: {problem}" for address, problem in problems.items())

@@ -45,8 +45,13 @@ class StreamServer:
         self._listener: socket.socket | None = None
 
     async def start(self, handler: Handler) -> None:
-        """Listen on a socket in the daemon's folder and have p2pd bring streams there."""
+        """Listen on a socket in the daemon's folder and have p2pd bring streams there.
+
+        Once it listens, only the handler is replaced.
+        """
         self._handler = handler
+        if self._listener is not None:
+            return
         path = str(self._daemon.folder / "streams.sock")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import isfinite
 
 import anyio
@@ -53,6 +53,7 @@ class ReplicaServer:
         self.averager = Averager(self.host, self.lane)
         self.donor = Donor(self.host, self.lane)
         self.orders = Orders(self.host, self.lane, self.passes, self.averager, self.donor)
+        self.addresses: Sequence[str] = ()
         self.heard_trainer: float | None = None
         self.draining = False
 
@@ -187,6 +188,7 @@ class ReplicaServer:
             totals=dict(stage.totals[stage.stage]),
             counts=dict(counts),
             version=__version__,
+            addresses=[address[:500] for address in self.addresses[:16]],
         )
 
     @property

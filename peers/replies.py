@@ -63,6 +63,8 @@ class Detail(Message):
     totals: Counts = {}
     counts: Counts = {}
     version: Annotated[str, Field(max_length=64)] = ""
+    addresses: Annotated[list[Text], Field(max_length=16)] = []
+    """Where the peer says that it can be reached."""
 
 
 class Status(Message):

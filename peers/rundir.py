@@ -5,6 +5,7 @@
     plot.png             loss and throughput
     stage-N.safetensors  the weights of stage N
     summary.json         what came out
+    peers.json           addresses of the run's nodes, for when it is resumed
     checkpoints/         see ``peers.checkpoints``
 
 Files appear whole or not at all (temporary name, fsync, rename), except ``metrics.jsonl``, which
@@ -17,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,7 @@ class RunDirectory:
         self.metrics_path = path / "metrics.jsonl"
         self.plot_path = path / "plot.png"
         self.summary_path = path / "summary.json"
+        self.peers_path = path / "peers.json"
 
     @classmethod
     def create(
@@ -137,6 +139,18 @@ class RunDirectory:
         """What was written with the weights of ``stage``."""
         with safe_open(self.path / f"stage-{stage}.safetensors", framework="pt") as file:
             return file.metadata() or {}
+
+    def write_peers(self, addresses: Iterable[str]) -> None:
+        """Where the run's nodes are: multiaddrs that end in ``/p2p/ID``."""
+        _write_atomically(self.peers_path, (json.dumps(list(addresses), indent=1) + "\n").encode())
+
+    def read_peers(self) -> list[str]:
+        """What ``write_peers`` wrote, or nothing if that cannot be read."""
+        try:
+            found = json.loads(self.peers_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return [a for a in found if isinstance(a, str)] if isinstance(found, list) else []
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``; floats that are not finite become null."""

@@ -9,10 +9,13 @@ from math import inf
 import anyio
 
 from dht.records import TrainerState
+from peers import messages as msg
 from peers.lookout import Lookout, Sight
+from peers.transport import Frame, refusal
 from swarm.core.lease import Watch
+from swarm.errors import BadInput
 from swarm.manifest import Manifest
-from swarm.types import PeerId
+from swarm.types import Boot, PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,28 @@ class RunOver:
     """The trainer ``peer`` has announced that the run is complete."""
 
     peer: PeerId
+
+
+class StandbyInbox:
+    """What one answers who leads no run at the moment: only that it stands by."""
+
+    def __init__(self, manifest: Manifest, boot: Boot) -> None:
+        self._manifest, self._boot = manifest, boot
+
+    async def handle(self, sender: PeerId, frame: Frame) -> Frame:
+        """The transport's handler."""
+        del sender
+        try:
+            message = msg.parse_request(frame.header)
+        except BadInput as error:
+            return refusal(str(error)[:500])
+        if message.run not in ("", self._manifest.run_id):
+            return refusal(f"this peer stands by for run {self._manifest.run_id}")
+        if not isinstance(message, msg.Question):
+            return refusal("this peer leads no run now, it stands by")
+        status = msg.Status(boot=self._boot, role="trainer", state="standby")
+        payload = [] if message.run else [memoryview(self._manifest.canonical())]
+        return Frame(msg.header(status), payload)
 
 
 async def stand_by(

@@ -43,6 +43,44 @@ def load_manifest(
         return manifest.changed(changes) if changes else manifest
 
 
+def check_coordinator(
+    *,
+    manifest: Path | None,
+    standby: bool,
+    resume: Path | None,
+    join: Sequence[str] | None,
+    out: Path | None,
+    steps: int | None,
+) -> None:
+    """Exit with one line if these do not go together."""
+    with user_errors():
+        ways = [manifest is not None, standby, resume is not None]
+        if sum(ways) != 1:
+            raise UserError(
+                "give exactly one of: a manifest (run.toml), --standby with --join ADDRESS, or "
+                "--resume RUNDIR"
+            )
+        if standby and not join:
+            raise UserError("--standby needs --join ADDRESS: where a peer of the run is")
+        if standby and steps is not None:
+            raise UserError("--steps is for the start of a run; a standby takes it as it is")
+        if resume is not None:
+            if not (resume / "run.toml").exists():
+                raise UserError(f"--resume {resume}: no run directory, it has no run.toml")
+            if out is not None or steps is not None:
+                raise UserError("--resume goes on as the run began: leave --out and --steps out")
+
+
+def run_identity_command(path: Path) -> None:
+    from dht.identity import Identity
+
+    with user_errors():
+        found, created = Identity.load_or_create(path)
+    if created:
+        console.print(f"new key in {path}: keep a copy", soft_wrap=True)
+    console.print(found.peer_id, soft_wrap=True)
+
+
 def run_node_command(
     entry: Entry, *, stage: int | None, run: str, threads: int, allow: Sequence[str]
 ) -> None:

@@ -38,7 +38,7 @@ async def settle(
     trainer.settled = False
     began, said = anyio.current_time(), ""
     while True:
-        sight = await lookout.look()
+        sight = await lookout.look(detail=True)
         held = await _poll_all(trainer, sight)
         found = [_found(replica, answer) for replica, answer in held.items()]
         reached = reach(found, trainer.stages)
@@ -111,6 +111,8 @@ def _adopt(trainer: Trainer, reached: Reach, sight: Sight) -> None:
     trainer.last_decision = reached.decision
     for replica, status in sight.statuses.items():
         trainer.admissions.learnt(sight.stages[replica], status.values)
+        if status.detail is not None:
+            trainer.addresses[replica.peer] = tuple(status.detail.addresses)
     for one in reached.there:
         trainer.roster.admitted(one.replica, reached.mark)
     trainer.go_on(reached.mark, reached.applied, reached.totals, reached.there)

@@ -31,7 +31,7 @@ from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
 from swarm.errors import BadInput, SwarmError, TransportError
 from swarm.manifest import Manifest
-from swarm.types import FRESH, Mark, Replica, Stamp, Term
+from swarm.types import FRESH, Mark, PeerId, Replica, Stamp, Term
 
 log = logging.getLogger("swarm.trainer")
 
@@ -127,6 +127,7 @@ class Trainer:
         self.pace = Pace(periods.attempt_s)
         self.stamps = Stamps(lambda n: Stamp(self.term, n))
         self.heard: dict[Replica, Heard] = {}
+        self.addresses: dict[PeerId, tuple[str, ...]] = {}
         self.work: Step | Evaluation | None = None
         self.last_decision: Decision | None = None
         self.totals: Totals = tuple({} for _ in range(self.stages))

@@ -71,7 +71,9 @@ class Transport(Protocol):
         ...
 
     async def serve(self, handler: Handler) -> None:
-        """Answer incoming calls with ``handler`` from now on. Returns at once; call it once.
+        """Answer incoming calls with ``handler`` from now on. Returns at once.
+
+        Called again, it replaces the handler.
 
         Frames whose header or payload is above the limits given at construction are refused
         before memory is taken, and the connection they came on is closed.

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peers.entering import Entry, entered, find_run, wire_limits
+from peers.entering import Entry, entered, wire_limits
+from peers.finding import learn_run
 from peers.running import Leave
 from peers.wire import Limits
 from swarm.errors import ConfigError
@@ -39,7 +40,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         from peers.node import Node, choose_stage
         from swarm.model.registry import model_spec
 
-        manifest = await find_run(swarm, options.entry.join, options.run)
+        manifest = await learn_run(swarm, options.entry.join, options.run)
         swarm.limit(wire_limits(manifest))
         say(f"run {manifest.name} ({manifest.run_id}), this is {swarm.identity.peer_id}")
         spec = model_spec(manifest, options.allow)

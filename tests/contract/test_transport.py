@@ -124,6 +124,18 @@ async def test_sender_is_the_authenticated_peer_both_ways(pair):
     assert to_alice.header["sender"] == bob.peer
 
 
+async def test_another_handler_takes_the_place_of_the_first(pair):
+    async def other(sender, request):
+        return Frame({"sender": sender, "other": True})
+
+    async with pair() as (alice, bob):
+        await bob.serve(echo)
+        await alice.call(bob.peer, ask(), timeout_s=AMPLE_S)
+        await bob.serve(other)
+        reply = await alice.call(bob.peer, ask(), timeout_s=AMPLE_S)
+    assert reply.header["other"]
+
+
 async def test_many_calls_at_once_each_get_their_own_reply(pair):
     async with pair() as (alice, bob):
         await bob.serve(echo)

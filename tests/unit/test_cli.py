@@ -18,8 +18,9 @@ OPTIONS = {
     "local": {"manifest", "--steps", "--out", "--stages", "--replicas", "--allow-model"},
     "coordinator": {
         *("manifest", "--steps", "--out", "--listen", "--announce", "--identity"),
-        "--allow-model",
+        *("--standby", "--resume", "--trainer", "--join", "--run", "--allow-model"),
     },
+    "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
         "--allow-model",
@@ -83,6 +84,35 @@ def test_what_is_wrong_with_a_run_is_one_line(
     assert error.startswith("error: ")
     assert named in error
     assert not out.exists()
+
+
+TOGETHER = {
+    "nothing": ([], "exactly one of"),
+    "two ways": (["run.toml", "--standby", "--join", "/ip4/127.0.0.1/tcp/1"], "exactly one of"),
+    "standby of what": (["--standby"], "--join"),
+    "steps of a standby": (["--standby", "--join", "x", "--steps", "3"], "--steps"),
+    "no run directory": (["--resume", "/nowhere"], "run.toml"),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_a_coordinator_s_flags_have_to_go_together(
+    case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments, named = TOGETHER[case]
+    result = RUNNER.invoke(app, ["coordinator", *arguments])
+    error = result.stderr + capfd.readouterr().err
+    assert result.exit_code == 2
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_identity_prints_the_same_peer_id_each_time(tmp_path: Path) -> None:
+    key = str(tmp_path / "a.key")
+    first = RUNNER.invoke(app, ["identity", "--identity", key])
+    again = RUNNER.invoke(app, ["identity", "--identity", key])
+    assert again.output.startswith("12D3KooW")
+    assert first.output.splitlines()[-1] == again.output.strip()
 
 
 def test_a_missing_manifest_is_named(capfd: pytest.CaptureFixture[str]) -> None:
