@@ -144,7 +144,7 @@ class Admissions:
         if mates:
             message = msg.Join(**head, mark=trainer.mark, members=mates)
         elif trainer.seed is not None and self._may_load(member):
-            message = self._load(head, trainer.seed)
+            message = self._load(head, trainer.seed, member)
         else:
             return
         answer = (await trainer.caller.call(replica.peer, message)).message
@@ -158,17 +158,21 @@ class Admissions:
         trainer.roster.joining(replica, "copies the state of its stage")
 
     def _may_load(self, member: Member) -> bool:
-        """One replica of a stage loads the checkpoint; the others copy from it then."""
+        """One replica of a stage loads the checkpoint; the others copy from it then.
+
+        Where replicas keep the only copies, it is one of them, since the others hold no weights.
+        """
         others = [m for m in self._trainer.roster.all() if m.stage == member.stage]
         return not any(m.state is State.JOINING and m is not member for m in others)
 
-    def _load(self, head: dict[str, Any], seed: Seed) -> msg.Load:
+    def _load(self, head: dict[str, Any], seed: Seed, member: Member) -> msg.Load:
         trainer = self._trainer
+        holders = [r for r in seed.holders.get(member.stage, ()) if r != member.replica]
         return msg.Load(
             **head,
             mark=trainer.mark,
             copies=seed.copies,
-            sources=[trainer.me] if seed.source is not None else [],
+            sources=[*holders, *([trainer.me] if seed.source is not None else [])],
             applied=seed.applied,
             totals=[dict(counts) for counts in seed.totals],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import anyio
@@ -11,9 +12,12 @@ from torch import Tensor
 from peers import messages as msg
 from peers.host import Host
 from peers.lane import Lane
+from peers.shelf import Shelf
 from peers.sources import Copy, digests
 from peers.tensors import RAW, pack
 from swarm.types import Mark, PeerId
+
+log = logging.getLogger("swarm.node")
 
 Reply = tuple[msg.Message, list[memoryview]]
 
@@ -25,7 +29,10 @@ LONGEST_WAIT_S = 2.0
 
 
 class Donor:
-    """One replica's side of joins: bounded in how many it serves, and how fast."""
+    """One replica's side of joins: bounded in how many it serves, and how fast.
+
+    ``kept`` is the copy set aside for a checkpoint; ``shelf``, if there is one, holds it on disk.
+    """
 
     def __init__(self, host: Host, lane: Lane) -> None:
         self._host, self._lane = host, lane
@@ -36,6 +43,7 @@ class Donor:
         self._free_at = 0.0
         self._moved = anyio.Event()
         self.kept: Copy | None = None
+        self.shelf: Shelf | None = None
 
     def advanced(self) -> None:
         """The replica is at another mark: whoever waits for the decision gets it."""
@@ -162,7 +170,15 @@ class Donor:
         if copy is None:
             return msg.At(mark=stage.mark)
         self.kept = copy
+        if self.shelf is not None:
+            self._host.tasks.start_soon(self._shelve, self.shelf, copy)
         return msg.At(mark=copy.mark)
+
+    async def _shelve(self, shelf: Shelf, copy: Copy) -> None:
+        try:
+            await self._host.executor.side(partial(shelf.put, copy))
+        except OSError as error:
+            log.warning("the copy of step %d is not on disk: %s", copy.mark.t, error)
 
     def _set_aside(self, mark: Mark) -> Copy | None:
         stage = self._host.stage

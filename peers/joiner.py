@@ -16,7 +16,7 @@ from peers import messages as msg
 from peers.donors import Donors
 from peers.host import Host
 from peers.lane import Lane
-from peers.sources import cut, digests
+from peers.sources import Copy, cut, digests
 from peers.state import DonorBusy, PieceSource, Told, fetch_digests, fetch_piece, fetch_sum
 from swarm.core.backoff import Backoff
 from swarm.core.joining import Joining, runs
@@ -72,6 +72,7 @@ class Joiner:
         say: told in plain words how far it is.
         arrived, left: called when the stage is whole at a mark, and when it is at none any more,
             before anything else runs.
+        kept: a copy of our own; if it is the one that is to be loaded, nothing needs to be fetched.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Joiner:
         say: Callable[[str], None],
         arrived: Callable[[], None],
         left: Callable[[], None],
+        kept: Copy | None = None,
     ) -> None:
         self.admitted = False
         self.order = order
         self._host, self._lane, self._say = host, lane, say
         self._arrived, self._left = arrived, left
+        self._own = kept if kept is not None and kept.mark == order.copies else None
         stage = host.stage
         self._places = cut(stage.model.length, host.manifest.limits.state_piece)
         self._vectors = len(stage.model.state())
@@ -134,6 +137,10 @@ class Joiner:
         await self._leave()
         if self.order.copies == FRESH:
             await self._lane.control("initialise", self._host.stage.initialise)
+            self._joining.stepped(range(len(self._places)), self.order.mark)
+        elif (own := self._own) is not None:
+            whole = slice(0, own.length)
+            await self._lane.control("load", partial(self._load, whole, own.piece(0, own.length)))
             self._joining.stepped(range(len(self._places)), self.order.mark)
         async with anyio.create_task_group() as tasks:
             for _ in range(AT_ONCE):
@@ -314,7 +321,7 @@ class Joiner:
     async def _offer(self) -> None:
         """All pieces are at the newest mark: compare them with another's, and say so."""
         head, copies = self._joining.head, self.order.copies
-        if copies == FRESH:
+        if copies == FRESH or self._own is not None:
             await self._take_place(head, self.order.applied, self.order.totals)
             return
         witness = self._donors.witness(anyio.current_time())

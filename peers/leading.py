@@ -27,7 +27,7 @@ from peers.trainer import RunGoesOn, StageLost, StepDone, Superseded, Trainer
 from swarm.data import Batches
 from swarm.errors import SwarmError, UserError
 from swarm.manifest import Manifest
-from swarm.types import FRESH, Replica, Term
+from swarm.types import FRESH, Mark, Replica, Term
 
 log = logging.getLogger("swarm.coordinator")
 
@@ -247,10 +247,11 @@ class Leader:
 
     def _seed(self, held: Mapping[Replica, msg.Held]) -> Seed:
         """The newest checkpoint: our own, or one that replicas keep; else the beginning."""
-        seed = self._own_seed() or Seed(FRESH, 0, self._no_totals(), None)
-        what = (
-            "its beginning" if seed.copies == FRESH else f"the checkpoint of step {seed.copies.t}"
-        )
+        seeds = [self._own_seed(), kept_seed(held, self.manifest.stages.count)]
+        beginning = Seed(FRESH, 0, self._no_totals(), None)
+        seed = max((s for s in seeds if s is not None), key=lambda s: s.copies, default=beginning)
+        fresh = seed.copies == FRESH
+        what = "its beginning" if fresh else f"the checkpoint of step {seed.copies.t}"
         self._audience.event(f"no step can be reached by all stages: the run goes back to {what}")
         return seed
 
@@ -297,6 +298,21 @@ class Leader:
             value = encode(record, swarm.identity, ttl_s=ttl_s)
             stored &= await swarm.directory.announce(record.key, self.me, value, ttl_s=ttl_s)
         return stored
+
+
+def kept_seed(held: Mapping[Replica, msg.Held], stages: int) -> Seed | None:
+    """The newest checkpoint of which replicas of every stage keep a copy."""
+    holders: dict[Mark, dict[int, list[Replica]]] = {}
+    for replica, answer in sorted(held.items()):
+        if answer.kept is not None:
+            holders.setdefault(answer.kept, {}).setdefault(answer.stage, []).append(replica)
+    whole = [mark for mark, by_stage in holders.items() if len(by_stage) == stages]
+    if not whole:
+        return None
+    mark = max(whole)
+    label = held[holders[mark][0][0]]
+    totals = tuple(label.kept_totals) or tuple({} for _ in range(stages))
+    return Seed(mark, label.kept_applied, totals, None, holders[mark])
 
 
 def check_may_lead(manifest: Manifest, peer: str, key: object) -> None:

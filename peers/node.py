@@ -17,6 +17,7 @@ from peers.entering import Entered
 from peers.executor import Executor
 from peers.replica import QUIET_S, ReplicaServer
 from peers.rpc import Caller
+from peers.shelf import Shelf
 from peers.stage import StageOwner
 from peers.transport import Frame, refusal
 from swarm import __version__
@@ -36,7 +37,8 @@ AGAIN_S = 1.0
 class Node:
     """Serves ``stage`` of a run until the run is over or it is cancelled.
 
-    ``say`` is called with one line of plain words for each change of state.
+    ``say`` is called with one line of plain words for each change of state. ``shelf`` keeps a
+    copy for checkpoints on this machine's disk.
     """
 
     def __init__(
@@ -49,13 +51,14 @@ class Node:
         executor: Executor,
         rng: random.Random,
         say: Callable[[str], None] = log.info,
+        shelf: Shelf | None = None,
     ) -> None:
         self.manifest, self.stage = manifest, stage
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
         self._identity, self._executor = swarm.identity, executor
         self._addresses = swarm.addresses
-        self._rng, self._say = rng, say
+        self._rng, self._say, self._shelf = rng, say, shelf
         self._sequence = 0
         self._change = anyio.Event()
         self._leaving = anyio.Event()
@@ -71,6 +74,11 @@ class Node:
         owner = await self._executor.lane("build", build)
         async with anyio.create_task_group() as tasks:
             server = self.server = self._serve(owner, tasks)
+            if self._shelf is not None:
+                names = tuple(owner.model.state())
+                get = partial(self._shelf.get, owner.model.length, names)
+                server.donor.shelf = self._shelf
+                server.donor.kept = await self._executor.side(get)
             await self._transport.serve(server.handle)
             tasks.start_soon(server.run)
             tasks.start_soon(self._announce_for_ever)

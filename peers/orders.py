@@ -154,6 +154,7 @@ class Orders:
             say=self.on_change,
             arrived=self.advanced,
             left=self._left,
+            kept=self._donor.kept,
         )
         self._joining_scope = anyio.CancelScope()
         self._host.tasks.start_soon(self._run_joiner, self.joiner, self._joining_scope)
@@ -194,6 +195,8 @@ class Orders:
             decision=None if decision is None else WireDecision.of(decision),
             totals=[dict(counts) for counts in stage.totals],
             kept=None if kept is None else kept.mark,
+            kept_applied=0 if kept is None else kept.applied,
+            kept_totals=[] if kept is None else [dict(counts) for counts in kept.totals],
         )
 
 

@@ -10,6 +10,7 @@ from peers.fields import (
     MAX_INT,
     MAX_MICROBATCHES,
     Boot,
+    Count,
     Counts,
     Finite,
     Members,
@@ -133,6 +134,8 @@ class Held(Message):
     decision: WireDecision | None = None
     totals: Totals = []
     kept: WireMark | None = None
+    kept_applied: Count = 0
+    kept_totals: Totals = []
 
 
 class Piece(Message):

@@ -38,6 +38,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         # Imported here: torch takes seconds, and wrong addresses should not wait for it.
         from peers.executor import ThreadExecutor
         from peers.node import Node, choose_stage
+        from peers.shelf import Shelf
         from swarm.model.registry import model_spec
 
         manifest = await learn_run(swarm, options.entry.join, options.run)
@@ -64,6 +65,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
             executor=ThreadExecutor(threads),
             rng=rng,
             say=say,
+            shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
         )
         leave.hear = node.leave
         return await node.run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import torch
@@ -25,6 +26,7 @@ from peers.memory import MemoryNetwork, MemoryTransport
 from peers.node import Node
 from peers.rpc import Caller
 from peers.running import expected_error
+from peers.shelf import Shelf
 from peers.stage import StageOwner
 from peers.trainer import StepDone, Trainer
 from peers.transport import Frame, refusal
@@ -38,6 +40,8 @@ from swarm.types import PeerId, Term
 
 DIGITS = "tests.digits_model:mlp"
 SAMPLES = "tests.digits_model:digits"
+TINY, POINTS = "tests.digits_model:tiny", "tests.digits_model:points"
+ALLOWED = frozenset({DIGITS, SAMPLES, TINY, POINTS})
 DAY_S = 86_400.0
 
 
@@ -113,11 +117,12 @@ class Nodes:
         unit_s: float = 0.01,
         key: int | None = None,
         may_fail: list[str] | None = None,
+        shelves: Path | None = None,
     ) -> Peer:
         """Start a node and wait until it serves. ``on_start`` may tamper with it.
 
         ``key``: of an earlier node, which has been killed. ``may_fail`` takes the error that the
-        node ends with; without it an error ends the test.
+        node ends with; without it an error ends the test. ``shelves``: the disk of all nodes.
         """
         self.started += 1
         number = self.started if key is None else key
@@ -132,12 +137,15 @@ class Nodes:
         transport = FaultyTransport(MemoryTransport(self.network, me.peer_id), self.faults)
         node = Node(
             self.manifest,
-            model_spec(self.manifest, {DIGITS}),
+            model_spec(self.manifest, ALLOWED),
             stage,
             swarm=Entered(me, f"{self.started:016x}", transport, MemoryDirectory(self.store)),
             executor=executor,
             rng=random.Random(self.seed * 1000 + self.started),
             say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
+            shelf=None
+            if shelves is None
+            else Shelf(shelves / me.peer_id, self.manifest.run_id, stage),
         )
         peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s, number)
         self.peers[f"{me.peer_id} {self.started}"] = peer
@@ -241,7 +249,7 @@ class World(Nodes):
 
 
 def reference(manifest: Manifest, steps: int) -> ReferenceRun:
-    return run_reference(manifest, steps=steps, clock=lambda: 0.0, allow={DIGITS, SAMPLES})
+    return run_reference(manifest, steps=steps, clock=lambda: 0.0, allow=ALLOWED)
 
 
 def batches_of(manifest: Manifest) -> Batches:
@@ -252,7 +260,7 @@ def batches_of(manifest: Manifest) -> Batches:
         sequence=manifest.model.sequence,
         microbatch=manifest.batch.microbatch,
         seed=manifest.seed,
-        allow={SAMPLES},
+        allow=ALLOWED,
     )
     return batches
 

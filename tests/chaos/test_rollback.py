@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import pytest
@@ -28,7 +29,9 @@ def expected():
     return reference(MANIFEST, STEPS)
 
 
-def run_with(trouble: Scenario, expected, *, limit_s: float = 3600.0) -> Realm:
+def run_with(
+    trouble: Scenario, expected, *, limit_s: float = 3600.0, shelves: Path | None = None
+) -> Realm:
     audits: list[Audit] = []
 
     async def scenario(realm: Realm) -> None:
@@ -36,7 +39,7 @@ def run_with(trouble: Scenario, expected, *, limit_s: float = 3600.0) -> Realm:
         realm.seat(disk=MemoryCheckpoints())
         for _ in range(2):
             for stage in range(2):
-                await realm.start(stage)
+                await realm.start(stage, shelves=shelves)
         realm.tasks.start_soon(trouble, realm)
         with anyio.fail_after(limit_s):
             await realm.finished.wait()
@@ -138,3 +141,25 @@ def test_a_standby_has_the_checkpoint_too(expected) -> None:
 
     realm = run_with(trouble, expected)
     assert realm.seats[1].reigns[-1].t >= 3
+
+
+def test_nodes_that_are_started_again_offer_what_they_keep(tmp_path: Path, expected) -> None:
+    """All die, and the disks of all that could lead: copies on nodes' disks are enough."""
+
+    async def trouble(realm: Realm) -> None:
+        await realm.reaches(5)
+        await realm.kill_seat(realm.seats[0])
+        kept = [peer for peer in realm.peers.values() if peer.node.server.donor.kept is not None]
+        assert sorted(peer.node.stage for peer in kept) == [0, 1]
+        for stage in range(2):
+            await lose(realm, stage)
+        await anyio.sleep(100.0)
+        for peer in kept:
+            await realm.start(peer.node.stage, key=peer.key, shelves=tmp_path)
+        for stage in range(2):
+            await realm.start(stage)
+        await anyio.sleep(5.0)
+        realm.seat(Start.RESUME, disk=MemoryCheckpoints())
+
+    realm = run_with(trouble, expected, shelves=tmp_path)
+    assert realm.seats[1].reigns[-1].t == 3
