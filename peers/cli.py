@@ -252,11 +252,15 @@ def reference(
 def export(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUNDIR")],
     out: Annotated[Path, typer.Option(help="Folder for the model.", metavar="DIR")],
+    allow_model: Allow = None,
 ) -> None:
-    """Make one model of a run: model.safetensors and config.toml."""
+    """Make one model of a run: model.safetensors and config.toml.
+
+    A run that has not ended gives the model of its newest checkpoint.
+    """
     from peers.commands import run_export_command
 
-    run_export_command(run, out=out)
+    run_export_command(run, out=out, allow=allow_model or [])
 
 
 @app.command()

@@ -180,9 +180,10 @@ async def _train_reference(plan: Plan, directory: RunDirectory, progress: Progre
     return run
 
 
-def run_export_command(run: Path, *, out: Path) -> None:
+def run_export_command(run: Path, *, out: Path, allow: Sequence[str]) -> None:
+    say = partial(console.print, soft_wrap=True, markup=False)
     with user_errors():
-        sha256 = export_model(run, out)
+        sha256 = export_model(run, out, allow=allow, say=say)
     console.print(f"weights SHA-256 {sha256}\nthe model is in {out}", soft_wrap=True)
 
 

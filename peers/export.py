@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from peers.checkpoints import CheckpointStore
 from peers.rundir import RunDirectory, published
 from swarm.errors import BadMessage, UserError
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
 from swarm.model.stage import StageModel
+
+log = logging.getLogger("swarm")
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.toml"
@@ -29,13 +33,17 @@ class LoadedModel:
     stages: list[StageModel]
 
 
-def export_model(run: Path, out: Path) -> str:
+def export_model(
+    run: Path, out: Path, *, allow: Collection[str] = (), say: Callable[[str], None] = log.info
+) -> str:
     """Write the model of the run directory ``run`` to the folder ``out``.
+
+    A run that has not ended gives that of its newest checkpoint; ``say`` is told so.
 
     Returns the SHA-256 over all weights, which the run's summary names too.
 
     Raises:
-        UserError: ``run`` is no run directory with the weights of all stages, or ``out`` is in use.
+        UserError: ``run`` is no run directory with weights or a checkpoint, or ``out`` is in use.
     """
     directory = RunDirectory(run)
     if not directory.manifest_path.exists():
@@ -44,16 +52,43 @@ def export_model(run: Path, out: Path) -> str:
     weights = directory.load_weights()
     missing = sorted(set(range(manifest.stages.count)) - set(weights))
     if missing:
-        names = ", ".join(f"stage-{stage}.safetensors" for stage in missing)
-        raise UserError(f"{run} lacks {names}: the run did not end, or its weights were moved")
-    tensors = {name: tensor for stage in weights.values() for name, tensor in stage.items()}
+        tensors, step = _from_checkpoint(run, manifest, missing, allow, say)
+        metadata = {"step": str(step)}
+    else:
+        tensors = {name: tensor for stage in weights.values() for name, tensor in stage.items()}
+        metadata = directory.load_metadata(0)
     _make_folder(out)
-    metadata = directory.load_metadata(0)
     with published(out / WEIGHTS) as temporary:
         save_file(tensors, temporary, metadata={"run_id": manifest.run_id, **metadata})
     with published(out / CONFIG) as temporary:
         temporary.write_text(manifest.to_toml(), encoding="utf-8")
     return weights_sha256(tensors)
+
+
+def _from_checkpoint(
+    run: Path,
+    manifest: Manifest,
+    missing: list[int],
+    allow: Collection[str],
+    say: Callable[[str], None],
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The tensors of the newest checkpoint, by name, and its step."""
+    store = CheckpointStore(run / "checkpoints", manifest.run_id, say=say)
+    newest = store.newest()
+    if newest is None:
+        names = ", ".join(f"stage-{stage}.safetensors" for stage in missing)
+        raise UserError(
+            f"{run} lacks {names} and has no checkpoint: the run did not end, or its weights were "
+            "moved"
+        )
+    say(f"the run has not ended: this is the model of its checkpoint of step {newest.mark.t}")
+    spec = model_spec(manifest, allow)
+    tensors: dict[str, torch.Tensor] = {}
+    for stage in range(manifest.stages.count):
+        model = StageModel(manifest, spec, stage)
+        model.weights.copy_(store.load_stage(newest, stage)["weights"])
+        tensors |= model.tensors()
+    return tensors, newest.mark.t
 
 
 def load_model(folder: Path, allow: Collection[str] = ()) -> LoadedModel:

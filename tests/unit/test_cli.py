@@ -27,7 +27,7 @@ OPTIONS = {
     },
     "status": {"--join", "--run", "--json", "--identity"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
-    "export": {"run", "--out"},
+    "export": {"run", "--out", "--allow-model"},
     "generate": {
         *("model", "--prompt", "--bytes", "--temperature", "--seed", "--allow-model"),
     },

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from peers.checkpoints import CheckpointStore
 from peers.cli import app
 from peers.export import CONFIG, WEIGHTS, export_model, load_model
 from peers.rundir import RunDirectory
@@ -17,6 +18,7 @@ from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.model.registry import model_spec
 from swarm.model.stage import StageModel
+from swarm.types import Mark, Term
 
 MANIFEST = Manifest.from_tree(
     {
@@ -67,6 +69,30 @@ def test_what_is_missing_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not an exported model"):
         load_model(run)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_run_that_has_not_ended_gives_its_newest_checkpoint(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_manifest(MANIFEST)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", MANIFEST.run_id, say=print)
+    expected = {}
+    for t in (3, 6):
+        with store.write(Mark(Term(1, "a" * 16), t), t, ({}, {})) as writer:
+            for stage in range(2):
+                model = StageModel(MANIFEST, model_spec(MANIFEST), stage)
+                model.weights.mul_(t)
+                writer.add_stage(stage, model.state())
+                expected |= {name: tensor.clone() for name, tensor in model.tensors().items()}
+            writer.finish()
+    said: list[str] = []
+    assert export_model(directory.path, tmp_path / "model", say=said.append) == weights_sha256(
+        expected
+    )
+    assert said == ["the run has not ended: this is the model of its checkpoint of step 6"]
+    loaded = load_model(tmp_path / "model")
+    for stage in loaded.stages:
+        for name, tensor in stage.tensors().items():
+            assert torch.equal(tensor, expected[name])
 
 
 def test_a_model_that_does_not_fit_is_refused(run: Path, tmp_path: Path) -> None:
