@@ -59,3 +59,29 @@ def not_a_model() -> int:
 
 def broken() -> ModelSpec:
     raise RuntimeError("two\nlines")
+
+
+FEATURES, GROUPS = 4, 4
+
+
+def tiny() -> ModelSpec:
+    """Two layers, 40 and 36 values: enough for several pieces of 16, and cheap."""
+    return ModelSpec(
+        input=TensorSpec((FEATURES,)),
+        target=TensorSpec((), "int64"),
+        layers=(
+            LayerSpec("first", _tiny_first, TensorSpec((8,)), 32),
+            LayerSpec("groups", functools.partial(nn.Linear, 8, GROUPS), TensorSpec((GROUPS,)), 32),
+        ),
+        loss=class_loss,
+    )
+
+
+def _tiny_first() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU())
+
+
+def points() -> tuple[np.ndarray, np.ndarray]:
+    """Inputs float32 (64, 4) in 0..1, targets int64 (64,): which of the four is the largest."""
+    inputs = np.random.default_rng(0).random((64, FEATURES)).astype(np.float32)
+    return inputs, inputs.argmax(axis=1).astype(np.int64)
