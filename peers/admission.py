@@ -14,7 +14,7 @@ from peers.seed import Seed
 from swarm.core.roster import Admission, Member, State
 from swarm.core.step import Decide
 from swarm.errors import BadInput, TransportError
-from swarm.types import FRESH, Replica, Term
+from swarm.types import FRESH, Mark, Replica, Term
 
 if TYPE_CHECKING:
     from dht.directory import Directory
@@ -94,6 +94,26 @@ class Admissions:
         except (TransportError, BadInput) as error:
             trainer.roster.unanswered(replica, str(error), anyio.current_time(), trainer.rng)
         trainer.wake()
+
+    def ready(self, replica: Replica, mark: Mark) -> None:
+        """``replica`` says that it has the whole state at ``mark``: admit it, or ask it again."""
+        trainer, now = self._trainer, anyio.current_time()
+        member = trainer.roster.get(replica)
+        if member is None or not trainer.settled:
+            return
+        if member.asking or mark != trainer.mark or trainer.standing is not None:
+            trainer.roster.ask_soon(replica, now)
+            return
+        member.asking = True
+        trainer.tasks.start_soon(self._admit_ready, replica)
+
+    async def _admit_ready(self, replica: Replica) -> None:
+        try:
+            await self._admit(replica, begin=False)
+        except (TransportError, BadInput) as error:
+            trainer = self._trainer
+            trainer.roster.unanswered(replica, str(error), anyio.current_time(), trainer.rng)
+        self._trainer.wake()
 
     async def _answered(self, replica: Replica, answer: msg.Status) -> None:
         trainer = self._trainer

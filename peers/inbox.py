@@ -90,7 +90,7 @@ class Inbox:
             case msg.Goodbye():
                 trainer.admissions.gone(replica, f"left: {message.reason}")
             case msg.Ready():
-                trainer.roster.ask_soon(replica, now)
+                trainer.admissions.ready(replica, message.mark)
             case msg.Leave():
                 return self._leave(replica, message)
             case _ if trainer.work is None:
@@ -112,11 +112,12 @@ class Inbox:
         trainer = self._trainer
         member = trainer.roster.get(replica)
         assert member is not None
-        reason = trainer.roster.leave(replica, *trainer.marks)
+        before = member.leaving
+        reason = trainer.roster.leave(replica, *trainer.marks, done=message.done)
         if reason:
             return msg.Busy(reason=reason)
         has_part = member.leaving and trainer.work is not None and not message.done
-        if has_part:
+        if has_part and not before:
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) leaves after this step")
         return msg.Granted(wait=has_part)
 

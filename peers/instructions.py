@@ -146,8 +146,9 @@ class Instructions:
     def remove(self, do: Remove) -> None:
         trainer = self._trainer
         member = trainer.roster.get(do.replica)
-        where = f" (stage {member.stage})" if member is not None else ""
-        trainer.on_event(f"{do.replica.peer[-6:]}{where} was removed: {do.reason}")
+        if member is None:
+            return  # it has said itself that it goes, or has restarted
+        trainer.on_event(f"{do.replica.peer[-6:]} (stage {member.stage}) was removed: {do.reason}")
         trainer.roster.removed(do.replica, do.reason, anyio.current_time(), trainer.rng)
 
     # -- the end of a step ------------------------------------------------------------------

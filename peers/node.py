@@ -153,7 +153,8 @@ class Node:
             try:
                 answer = (await server.host.caller.call(trainer, question)).message
             except SwarmError as error:
-                answer = msg.Busy(reason=f"the trainer cannot be asked: {error}"[:500])
+                log.debug("the trainer cannot be asked: %s", error)
+                answer = msg.Busy(reason="the trainer cannot be asked")
             match answer:
                 case msg.Granted(wait=True) if mark is not None:
                     # Whoever applies this step as well is alive, and can go on without us.

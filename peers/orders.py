@@ -35,6 +35,7 @@ class Orders:
         self.joiner: Joiner | None = None
         self.finished = anyio.Event()
         self.finish_reason = ""
+        self._serves_from: int | None = None
         self.on_change: Callable[[str], None] = log.info
         self._joining_scope = anyio.CancelScope()
 
@@ -101,6 +102,12 @@ class Orders:
             self._passes.intake.advance(self.mark)
         self._donor.advanced()
 
+    def given_work(self) -> None:
+        """The first work since it was admitted: only now is it certain that the trainer knows."""
+        since, self._serves_from = self._serves_from, None
+        if since is not None:
+            self.on_change(f"serves stage {self._host.stage.stage} from step {since} on")
+
     # -- becoming a member ------------------------------------------------------------------
 
     async def _reset(self, message: msg.Reset) -> msg.Message:
@@ -124,7 +131,7 @@ class Orders:
         await self._lane.control("reset", reset)
         if stage.mark == message.mark and self.joiner is not None and self.joiner.admitted:
             self._end_joining()
-            self.on_change(f"serves stage {stage.stage} from step {message.mark.t} on")
+            self._serves_from = message.mark.t
         return msg.At(mark=stage.mark)
 
     def _join(self, order: Order) -> msg.Message:
@@ -142,6 +149,7 @@ class Orders:
             joiner.update(order)
             return msg.At(mark=self.mark)
         stage = self._host.stage
+        self._serves_from = None
         where = "has no weights yet" if stage.mark is None else f"is at step {stage.mark.t}"
         self.on_change(
             f"the run is at step {order.mark.t}, this replica {where}: it copies the state of "

@@ -227,7 +227,9 @@ class P2pdTransport:
                 try:
                     stream = await self._daemon.open_stream(peer, StreamServer.PROTOCOL)
                 except DaemonError as error:
-                    raise NotConnected(f"no stream to {peer}: {error}") from error
+                    raise NotConnected(
+                        f"no stream to {peer}: {' '.join(str(error).split())}"
+                    ) from error
             call.sending = True
             try:
                 await stream.write(buffers)

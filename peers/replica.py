@@ -124,6 +124,7 @@ class ReplicaServer:
             case msg.GetSum():
                 return await self.averager.get_sum(message)
             case msg.Forward() | msg.Backward():
+                self.orders.given_work()
                 return await self.passes.offered(message, payload), []
             case msg.Part():
                 return await self.averager.part(message, payload), []

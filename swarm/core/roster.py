@@ -162,17 +162,23 @@ class Roster:
         if member is not None:
             member.ask_at = now
 
-    def leave(self, replica: Replica, *at: Mark) -> str:
+    def leave(self, replica: Replica, *at: Mark, done: bool = False) -> str:
         """It would like to go: why it must not yet, or nothing; then it gets no more work.
 
         One replica of a stage leaves at a time, and never the last one: if all its mates are gone
         meanwhile, it has to stay after all. ``at``: the run's mark; two while a decision is being
-        applied, and then mates count that have applied it.
+        applied, and then, if its own part is ``done``, only mates count that have applied it.
         """
         member = self._members.get(replica)
         if member is None or member.state is not State.READY or member.mark not in at:
             return ""
-        mates = [self._members[r] for r in self.ready(member.stage, at[-1]) if r != replica]
+        marks = at[-1:] if done else at
+        mates = [
+            self._members[mate]
+            for mark in marks
+            for mate in self.ready(member.stage, mark)
+            if mate != replica
+        ]
         member.leaving = member.leaving and bool(mates)
         if not mates:
             return "no other replica of its stage is there"

@@ -135,7 +135,7 @@ def test_a_wrong_piece_is_found_and_taken_elsewhere(expected) -> None:
 
         def lie(mark, place):
             found = honest(mark, place)
-            if found is not None and place.start == 64:
+            if found is not None and place.start >= 64:
                 spoilt.append(place.start)
                 found[1][0][3] += 1
             return found
