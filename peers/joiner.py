@@ -107,6 +107,15 @@ class Joiner:
         self._decisions = self._contradictions = 0
         self._wake = anyio.Event()
 
+    def can_follow(self, order: Order) -> bool:
+        """Whether what is here is of use for ``order``. Each piece knows its mark; only the pieces
+        of a checkpoint have been given another name."""
+        ours = self.order
+        return (order.copies, order.mark if order.copies is not None else None) == (
+            ours.copies,
+            ours.mark if ours.copies is not None else None,
+        )
+
     def update(self, order: Order) -> None:
         """The trainer says it again: others may be there to copy from."""
         self.order = order

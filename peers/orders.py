@@ -139,11 +139,8 @@ class Orders:
         if self.mark == order.mark and self.joiner is None:
             return msg.At(mark=self.mark)
         joiner = self.joiner
-        if joiner is not None and (joiner.order.copies, order.mark.term) != (
-            order.copies,
-            joiner.order.mark.term,
-        ):
-            self._end_joining()  # the run went back to a checkpoint meanwhile
+        if joiner is not None and not joiner.can_follow(order):
+            self._end_joining()
             joiner = None
         if joiner is not None:
             joiner.update(order)
@@ -187,10 +184,16 @@ class Orders:
     async def _poll(self, message: msg.Poll) -> msg.Message:
         """What is held here, frozen: what was sent before the poll counts no more."""
         self._passes.intake.raise_bar(message.stamp)
-        return await self._lane.control("poll", partial(self._held, message.stamp))
+        held = await self._lane.control("poll", partial(self._held, message.stamp))
+        if self.joiner is not None and self.joiner.admitted:
+            self._end_joining()
+        return held
 
     def _held(self, stamp: Stamp) -> msg.Held:
+        """On the lane. Whoever is polled at a mark is a member there, if the trainer likes."""
         stage = self._host.stage
+        if self.joiner is not None and stage.mark is not None:
+            self.joiner.admitted = True
         stage.ledger.raise_bar(stamp)
         sealed, decision, kept = stage.sealed, stage.decision, self._donor.kept
         return msg.Held(

@@ -34,7 +34,7 @@ from tests.chaos.realm import MemoryCheckpoints, Realm, Seat
 from tests.chaos.schedule import ANY, Fault, Schedule
 
 Frames = tuple[PeerId, Frame]
-LIMIT_S = 600.0
+LIMIT_S = 300.0
 """Of virtual time: all faults are over long before."""
 
 REST_S = 120.0
