@@ -64,6 +64,7 @@ class Averager:
         self._encoded: dict[int, tuple[list[msg.TensorMeta], list[memoryview]]] = {}
         self._total: Tensor | None = None
         self._sends = anyio.CapacityLimiter(SENDS_AT_ONCE)
+        self._missed: set[Replica] = set()
 
     # -- the trainer asks -------------------------------------------------------------------
 
@@ -119,6 +120,7 @@ class Averager:
         self._round, self._total = None, None
         self._parts.clear()
         self._encoded.clear()
+        self._missed.clear()
 
     @property
     def _alive(self) -> bool:
@@ -209,7 +211,9 @@ class Averager:
                 return
             failures += 1
             if outcome is not Outcome.BUSY and failures == 1:
-                log.info("cannot reach %s in a round: %s", to.peer[-6:], reason)
+                level = logging.DEBUG if to in self._missed else logging.INFO
+                log.log(level, "cannot reach %s in a round: %s", to.peer[-6:], reason)
+                self._missed.add(to)
                 await self._host.tell_trainer(
                     msg.Trouble(
                         run=self._host.manifest.run_id,

@@ -88,6 +88,17 @@ def local(
     out: Out = None,
     stages: Annotated[int | None, typer.Option(min=1, help="Pipeline stages.")] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Node processes per stage.")] = 2,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Kill a random node every so many seconds; another starts 5 s later.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    kill_seed: Annotated[
+        int | None, typer.Option(help="Decides whom --kill-every kills; default: by lot.")
+    ] = None,
     allow_model: Allow = None,
 ) -> None:
     """Train on a swarm of processes on this machine, and show it.
@@ -95,7 +106,11 @@ def local(
     Starts a coordinator and stages x replicas nodes, each a process with its own identity, on
     loopback. Ctrl-C ends them all.
     """
-    from peers.starting import load_manifest
+    from peers.kills import check_kills
+    from peers.starting import load_manifest, user_errors
+
+    with user_errors():
+        kills = check_kills(kill_every, kill_seed, replicas)
 
     changes: dict[str, object] = {"start.replicas": replicas, "trainers": []}
     if stages is not None:
@@ -104,7 +119,7 @@ def local(
 
     from peers.commands import run_local_command
 
-    run_local_command(loaded, out=out, replicas=replicas, allow=allow_model or [])
+    run_local_command(loaded, out=out, replicas=replicas, allow=allow_model or [], kills=kills)
 
 
 @app.command()

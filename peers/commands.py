@@ -16,9 +16,11 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dht.identity import Identity
+from peers.account import Account, in_words, make_account
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run, stand_by_for
 from peers.entering import Entry
 from peers.export import export_model, load_model
+from peers.kills import Kills
 from peers.leading import Start
 from peers.local import LOOPBACK, run_local
 from peers.plots import plot_run
@@ -38,7 +40,12 @@ processes want the cores too, two took over ten times as long as one."""
 
 
 def run_local_command(
-    manifest: Manifest, *, out: Path | None, replicas: int, allow: Sequence[str]
+    manifest: Manifest,
+    *,
+    out: Path | None,
+    replicas: int,
+    allow: Sequence[str],
+    kills: Kills | None = None,
 ) -> None:
     set_up_logging()
     with user_errors():
@@ -49,10 +56,19 @@ def run_local_command(
         entry = Entry(identity=Path(keys) / "coordinator.key", listen=(LOOPBACK,))
         Identity.load_or_create(entry.identity)
         monitor = Monitor(view)
-        result = run_command(
-            partial(run_local, plan, replicas=replicas, out=out, monitor=monitor, entry=entry)
+        result, killed = run_command(
+            partial(
+                run_local,
+                plan,
+                replicas=replicas,
+                out=out,
+                monitor=monitor,
+                entry=entry,
+                kills=kills,
+            )
         )
     _tell_result(result)
+    _tell_account(make_account(result.steps, plan.manifest), None if kills is None else killed)
 
 
 def run_coordinator_command(
@@ -233,6 +249,14 @@ def _tell_result(result: Result) -> None:
         console.print("\nA sample of the model's text:", style="bold")
         _print_text(PROMPT + result.sample)
     _tell(result.directory, result.sha256)
+
+
+def _tell_account(account: Account, killed: int | None) -> None:
+    console.print(in_words(account, killed), soft_wrap=not console.is_terminal)
+    if account.wrong:
+        console.print("not every microbatch was counted exactly once:", style="bold red")
+    for line in account.wrong:
+        console.print(f"  {line}", style="red", soft_wrap=True)
 
 
 def _print_text(data: bytes) -> None:

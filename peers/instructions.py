@@ -18,6 +18,7 @@ from swarm.core.evaluation import Evaluation
 from swarm.core.flight import Launch
 from swarm.core.hop import Hop, Outcome, Tell
 from swarm.core.journey import Ask, Phase
+from swarm.core.roster import State
 from swarm.core.step import Decide, Decision, Instruction, Probe, Remove, Reset, Step
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica
@@ -146,8 +147,8 @@ class Instructions:
     def remove(self, do: Remove) -> None:
         trainer = self._trainer
         member = trainer.roster.get(do.replica)
-        if member is None:
-            return  # it has said itself that it goes, or has restarted
+        if member is None or member.state is State.REMOVED:
+            return  # it has said itself that it goes, has restarted, or was found silent twice
         trainer.on_event(f"{do.replica.peer[-6:]} (stage {member.stage}) was removed: {do.reason}")
         trainer.roster.removed(do.replica, do.reason, anyio.current_time(), trainer.rng)
 

@@ -20,7 +20,7 @@ import dht.protobufs  # noqa: F401  # before hivemind: see there
 from hivemind.p2p import P2P
 
 from peers import wire
-from peers.p2pd_addresses import is_loopback, split_peer
+from peers.p2pd_addresses import is_loopback, split_peer, why_not_dialled
 from peers.p2pd_daemon import Daemon, DaemonError
 from peers.p2pd_server import StreamServer
 from peers.p2pd_start import identity_taken, reach, start_node
@@ -227,9 +227,8 @@ class P2pdTransport:
                 try:
                     stream = await self._daemon.open_stream(peer, StreamServer.PROTOCOL)
                 except DaemonError as error:
-                    raise NotConnected(
-                        f"no stream to {peer}: {' '.join(str(error).split())}"
-                    ) from error
+                    why = why_not_dialled(str(error))
+                    raise NotConnected(f"no stream to {peer}: {why}") from error
             call.sending = True
             try:
                 await stream.write(buffers)

@@ -131,6 +131,19 @@ def explain(text: str) -> str:
     return f"no swarm peer answers there ({said}); check host and port"
 
 
+def why_not_dialled(text: str) -> str:
+    """p2pd's reason for not reaching a peer it has addresses of, short enough for a log line."""
+    tries = re.findall(r"^\s*\* \[([^\]]+)\] (.*)$", text, re.MULTILINE)
+    if not tries:
+        return re.sub(r"\s*\n\s*\*?\s*", "; ", text.strip())
+    reasons: dict[str, list[str]] = {}
+    for address, said in tries:
+        why = said.rsplit(": ", 1)[-1].strip()
+        why = "not reached a moment ago" if why == "dial backoff" else why
+        reasons.setdefault(why, []).append(address)
+    return "; ".join(f"{why} at {', '.join(at)}" for why, at in reasons.items())
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can dial ``address``."""
     return address.startswith(("/ip4/127.", "/ip6/::1/"))

@@ -29,6 +29,8 @@ class ReplicaView:
 class StageView:
     stage: int
     replicas: tuple[ReplicaView, ...]
+    lost: tuple[str, ...] = ()
+    """Names of those that have not answered for long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,18 @@ def _replica_rows(stages: Sequence[StageView], width: int) -> list[Text]:
             rows.append(_stage_cell(stage.stage).append("nobody serves this stage", "bold red"))
         for i, replica in enumerate(stage.replicas):
             rows += _replica_row(replica, _stage_cell(stage.stage if i == 0 else None), width)
+        rows += _lost_rows(stage, width)
     return rows
+
+
+def _lost_rows(stage: StageView, width: int) -> list[Text]:
+    """One line, with as many names as fit: a swarm that lives long loses many."""
+    if not stage.lost:
+        return []
+    names = ", ".join(map(clean, stage.lost))
+    row = Text(f"       {len(stage.lost)} lost: {names}", "dim")
+    row.truncate(width, overflow="ellipsis")
+    return [row]
 
 
 def _stage_cell(stage: int | None) -> Text:
@@ -184,7 +195,8 @@ def _note_rows(replica: ReplicaView, width: int, name: str = "") -> list[Text]:
         return []
     prefix = f"       └ {name}"
     style = "yellow" if replica.state.lower() in _STATE_STYLES else "red"
-    return [Text(prefix + line, style) for line in _fold(clean(replica.note), width - len(prefix))]
+    first, *rest = _fold(clean(replica.note), width - len(prefix))
+    return [Text(prefix + first, style), *(Text(" " * len(prefix) + r, style) for r in rest)]
 
 
 def _stage_rows(stages: Sequence[StageView], width: int) -> list[Text]:
@@ -198,6 +210,7 @@ def _stage_rows(stages: Sequence[StageView], width: int) -> list[Text]:
         times = [r.mean_time_s for r in stage.replicas if r.mean_time_s is not None]
         mean = f", {_duration(sum(times) / len(times))} per microbatch" if times else ""
         words = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        words += f", {len(stage.lost)} lost" if stage.lost else ""
         style = "default" if set(states) <= set(_STATE_STYLES) else "yellow"
         rows.append(_stage_cell(stage.stage).append(f"{words}{mean}", style))
         for replica in stage.replicas:

@@ -7,14 +7,19 @@ from math import isfinite
 
 import anyio
 
+from peers.report_view import short
 from peers.runview import ReplicaView, RunView, StageView
 from peers.trainer import Heard, StepDone, Trainer
 from peers.view import LiveView
 from swarm.core.evaluation import Evaluation
 from swarm.core.roster import Member, State
 from swarm.core.wiring import Load
+from swarm.types import PeerId
 
 REFRESH_S = 0.25
+LOST_AFTER = 4
+"""Failures (a removal is one) after which a replica has no line of its own: about ten seconds."""
+
 RECENT = 10
 """Steps over which the rate is averaged."""
 
@@ -38,11 +43,34 @@ class Monitor:
     @property
     def training(self) -> bool:
         """Whether the first step has begun."""
+        return self._steps > 0 or self._working
+
+    @property
+    def _working(self) -> bool:
         return self._trainer is not None and self._trainer.work is not None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether steps are being done."""
+        trainer = self._trainer
+        return self._working and trainer is not None and trainer.mark.t < trainer.manifest.run.steps
+
+    def members(self) -> dict[PeerId, bool]:
+        """Those that serve or join, and whether each could go on with its stage alone: it is at
+        the run's mark, or, while a decision is being applied, has applied it."""
+        trainer = self._trainer
+        if trainer is None:
+            return {}
+        last = trainer.marks[-1]
+        return {
+            member.replica.peer: member.state is State.READY and member.mark == last
+            for member in trainer.roster.all()
+            if member.state in (State.READY, State.JOINING)
+        }
 
     def event(self, line: str) -> None:
         """Something happened that a person should know."""
-        self._events.append(line)
+        self._events.append(short(line))
         self.refresh()
 
     def step_done(self, done: StepDone) -> None:
@@ -119,13 +147,19 @@ def manifest_need(trainer: Trainer) -> int:
 def _stage(trainer: Trainer, stage: int, now: float) -> StageView:
     loads = {load.replica: load for load in trainer.wiring.loads(stage)}
     members = [member for member in trainer.roster.all() if member.stage == stage]
-    total = sum(_counted(trainer, member) for member in members)
+    here = [member for member in members if not _lost(member)]
+    total = sum(_counted(trainer, member) for member in here)
     return StageView(
         stage,
-        tuple(
-            _replica(trainer, member, loads.get(member.replica), total, now) for member in members
-        ),
+        tuple(_replica(trainer, member, loads.get(member.replica), total, now) for member in here),
+        tuple(member.replica.peer[-6:] for member in members if _lost(member)),
     )
+
+
+def _lost(member: Member) -> bool:
+    """Asked in vain so often that hardly anybody waits for it."""
+    gone = (State.REMOVED, State.ANNOUNCED)
+    return member.state in gone and member.failures >= LOST_AFTER
 
 
 def _counted(trainer: Trainer, member: Member) -> int:
@@ -145,6 +179,6 @@ def _replica(
         share=_counted(trainer, member) / total if total else 0.0,
         mean_time_s=load.service_s if load is not None else None,
         queue=heard.queued,
-        note=member.note,
+        note=short(member.note),
         last_work_s_ago=None if heard.last_work is None else now - heard.last_work,
     )

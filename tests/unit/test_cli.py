@@ -15,7 +15,10 @@ from swarm.errors import ConfigError, DataError, SwarmError
 RUNNER = CliRunner()
 
 OPTIONS = {
-    "local": {"manifest", "--steps", "--out", "--stages", "--replicas", "--allow-model"},
+    "local": {
+        *("manifest", "--steps", "--out", "--stages", "--replicas"),
+        *("--kill-every", "--kill-seed", "--allow-model"),
+    },
     "coordinator": {
         *("manifest", "--steps", "--out", "--listen", "--announce", "--identity"),
         *("--standby", "--resume", "--trainer", "--join", "--run", "--allow-model"),

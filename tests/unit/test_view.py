@@ -249,3 +249,23 @@ def test_a_view_that_was_never_updated_can_be_left():
     with LiveView(Console(file=file, force_terminal=True, _environ={"TERM": "xterm"})):
         pass
     assert "of" not in plain(file)
+
+
+@pytest.mark.parametrize("height", [None, 16])
+def test_those_that_are_lost_take_one_line_a_stage(height):
+    many = tuple(f"lost{i:02}" for i in range(40))
+    stages = (StageView(0, (READY,), ("aaaaaa", "bbbbbb")), StageView(1, (), many))
+    lines = shown(replace(VIEW, stages=stages, events=(), warnings=()), width=80, height=height)
+    assert "2 lost: aaaaaa, bbbbbb" in line_with(lines, "2 lost")
+    assert "40 lost: lost00, lost01" in line_with(lines, "40 lost")
+    assert line_with(lines, "40 lost").endswith("…")
+    assert "nobody serves this stage" in line_with(lines, "nobody")
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_note_that_is_folded_names_its_replica_once():
+    trouble = replace(SILENT, note="word " * 40)
+    stages = (StageView(0, (READY,) * 12 + (trouble,)),)
+    lines = shown(replace(VIEW, stages=stages, events=(), warnings=()), width=60, height=20)
+    assert sum("12D3-bbbb" in line for line in lines) == 1
+    assert sum("word" in line for line in lines) > 2
