@@ -58,7 +58,16 @@ class Admissions:
             replica = Replica(record.peer, record.boot)
             for dead in trainer.roster.announced(replica, record.stage, now):
                 self.gone(dead, "restarted")
+        self._forget_strangers()
         trainer.wake()
+
+    def _forget_strangers(self) -> None:
+        """What is known of those that the roster has forgotten is of no use: peers come and go."""
+        trainer = self._trainer
+        known = {member.replica for member in trainer.roster.all()}
+        peers = {replica.peer for replica in known}
+        trainer.heard = {r: heard for r, heard in trainer.heard.items() if r in known}
+        trainer.addresses = {p: at for p, at in trainer.addresses.items() if p in peers}
 
     def gone(self, replica: Replica, reason: str) -> None:
         """``replica`` will not be heard of again."""
@@ -69,7 +78,7 @@ class Admissions:
         if member.state is State.READY:
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) {reason}")
         trainer.lose(replica, reason, quietly=True)
-        trainer.roster.forget(replica)
+        trainer.roster.forget(replica, anyio.current_time())
 
     # -- where are you? ---------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class Lookout:
             if self._vain.get(replica, 0) < FORGET and replica.peer not in peers
         }
         self._known = kept | {replica: rec.stage for replica, rec in sight.announced.items()}
+        self._vain = {r: times for r, times in self._vain.items() if r in self._known}
         sight.stages = dict(self._known)
 
     async def _ask(self, sight: Sight, replica: Replica, detail: bool) -> None:

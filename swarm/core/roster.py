@@ -78,9 +78,14 @@ class Roster:
         self._members[replica] = Member(replica, stage, State.ANNOUNCED, None, "", 0, now)
         return dead
 
-    def forget(self, replica: Replica) -> None:
-        """It has restarted under another boot, or left: nobody will hear of it again."""
+    def forget(self, replica: Replica, now: float | None = None) -> None:
+        """Nobody will hear of it again: it has restarted, or left (``now``).
+
+        What the directory still shows of one that has left is old news.
+        """
         self._members.pop(replica, None)
+        if now is not None:
+            self._superseded[replica] = now + OLD_NEWS_S
 
     def to_ask(self, now: float, *at: Mark) -> list[Member]:
         """Whom to ask where they are, now. Each is asked once until the answer is told here.

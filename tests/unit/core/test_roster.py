@@ -273,3 +273,13 @@ def test_what_is_told_of_one_that_was_forgotten_is_ignored(event: str) -> None:
             assert roster.leave(A, LATER) == ""
     assert roster.answered(A, LATER, LATER, 0.0, RNG) is Admission.WAIT
     assert roster.all() == []
+
+
+def test_what_the_directory_still_shows_of_one_that_has_left_is_old_news() -> None:
+    roster = Roster(Backoff(1.0))
+    roster.announced(A, 0, 0.0)
+    roster.forget(A, 1.0)
+    assert roster.announced(A, 0, 2.0) == []
+    assert roster.all() == []
+    roster.announced(A, 0, 1.0 + OLD_NEWS_S)
+    assert [member.replica for member in roster.all()] == [A]
