@@ -19,7 +19,7 @@ from swarm.core.flight import NOT_FINITE, Receipt
 from swarm.core.intake import Kind
 from swarm.core.step import Step
 from swarm.errors import BadInput, SwarmError
-from swarm.types import FRESH, PeerId, Replica
+from swarm.types import PeerId, Replica
 
 if TYPE_CHECKING:
     from peers.trainer import Trainer
@@ -71,7 +71,7 @@ class Inbox:
 
     def _status(self, *, detail: bool) -> msg.Status:
         trainer = self._trainer
-        need = trainer.manifest.start.replicas if trainer.mark == FRESH else 1
+        need = trainer.needed
         lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
         why = f"waits for ready replicas: {', '.join(lacks)}" if lacks else ""
         return msg.Status(

@@ -20,7 +20,7 @@ from swarm.core.hop import Hop, Outcome, Tell
 from swarm.core.journey import Ask, Phase
 from swarm.core.roster import State
 from swarm.core.step import Decide, Decision, Instruction, Probe, Remove, Reset, Step
-from swarm.errors import BadInput, TransportError
+from swarm.errors import BadInput, CallLost, NotConnected, TransportError
 from swarm.types import Replica
 
 if TYPE_CHECKING:
@@ -249,9 +249,20 @@ class Instructions:
         try:
             answer = await trainer.caller.insist(replica.peer, message, tries=2)
         except (TransportError, BadInput) as error:
-            trainer.lose(replica, f"{else_removed} ({error})")
+            log.debug("%s %s: %s", replica.peer, else_removed, error)
+            trainer.lose(replica, f"{else_removed} ({_brief(error)})")
             return None
         if isinstance(answer, msg.Refused) and answer.term is not None:
             trainer.outranked(replica, answer.term)
             return None
         return answer
+
+
+def _brief(error: TransportError | BadInput) -> str:
+    """Transports tell all that they tried; a person who watches wants a few words."""
+    match error:
+        case NotConnected():
+            return "no connection"
+        case CallLost():
+            return "silence, or a connection that broke"
+    return str(error)[:80]

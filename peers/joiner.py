@@ -96,6 +96,8 @@ class Joiner:
         self._vectors = len(stage.model.state())
         self._bytes = 4 * stage.model.length * self._vectors
         known = stage.mark if order.copies is None else None
+        if known is not None and known > order.mark:
+            known = None  # of a timeline that was abandoned
         self._joining = Joining([known] * len(self._places), order.mark)
         self._donors = Donors(order.donors)
         self._last: Decision | None = None

@@ -114,6 +114,7 @@ class Orders:
         """At the trainer's mark this admits: whatever was held is dropped, and work may come."""
         stage = self._host.stage
         if stage.mark is None and message.begin:
+            self._end_joining()
             await self._lane.control("begin", stage.begin, lambda _: self.advanced())
             if stage.mark is not None:
                 self.on_change(f"serves stage {stage.stage} from the initial weights")

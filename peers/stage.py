@@ -167,9 +167,11 @@ class StageOwner:
         return self.ledger.cancel(stamp, m), self.losses.get(m)
 
     def begin(self) -> None:
-        """The trainer of a fresh run says so: these initial weights are the run's."""
-        if self.mark is None and self._initial:
-            self.mark = FRESH
+        """The trainer of a fresh run says so: the initial weights are the run's."""
+        if self.mark is None:
+            if not self._initial:
+                self.initialise()
+            self.arrive(FRESH, 0, tuple({} for _ in self.totals))
 
     def reset(self, stamp: Stamp) -> None:
         """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts.

@@ -114,7 +114,7 @@ class Monitor:
     def _phase(self, trainer: Trainer) -> str:
         if self.phase != "waiting for replicas":
             return self.phase
-        need = manifest_need(trainer)
+        need = trainer.needed
         lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
         return f"waiting for replicas: {', '.join(lacks)}" if lacks else "starting"
 
@@ -137,11 +137,6 @@ class Monitor:
 def _serves(member: Member) -> bool:
     """It takes part, even if it is just applying a decision."""
     return member.state is State.READY
-
-
-def manifest_need(trainer: Trainer) -> int:
-    """How many replicas each stage needs for a start."""
-    return trainer.manifest.start.replicas
 
 
 def _stage(trainer: Trainer, stage: int, now: float) -> StageView:

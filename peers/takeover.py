@@ -13,7 +13,7 @@ from peers.seed import Seed
 from peers.trainer import Superseded, Trainer
 from swarm.core.takeover import Found, Reach, lacking, reach
 from swarm.errors import BadInput, TransportError
-from swarm.types import FRESH, Mark, Replica
+from swarm.types import Mark, Replica
 
 log = logging.getLogger("swarm.trainer")
 
@@ -46,7 +46,8 @@ async def settle(
             _adopt(trainer, reached, sight)
             return
         if fresh and all(one.mark is None for one in found):
-            trainer.go_on(FRESH, 0, trainer.totals, [])
+            trainer.settled = True  # at FRESH, where it is
+            trainer.wake()
             return
         left_s = began + patience_s - anyio.current_time()
         if left_s <= 0:

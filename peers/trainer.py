@@ -133,6 +133,8 @@ class Trainer:
         self.totals: Totals = tuple({} for _ in range(self.stages))
         self.seed: Seed | None = None
         self.settled = True
+        self.begun = False
+        self._raised = False
         self.found_at: Mark | None = None
         self._inherited: list[Found] = []
         self._obey_others: dict[Replica, int] = {}
@@ -155,9 +157,13 @@ class Trainer:
 
     def missing(self) -> list[tuple[int, int]]:
         """Stages that have fewer replicas than a start needs: (stage, how many it has)."""
-        need = self.manifest.start.replicas if self.mark == FRESH else 1
         have = [(stage, len(self.ready(stage))) for stage in range(self.stages)]
-        return [(stage, count) for stage, count in have if count < need]
+        return [(stage, count) for stage, count in have if count < self.needed]
+
+    @property
+    def needed(self) -> int:
+        """How many replicas each stage has to have before the next step begins."""
+        return 1 if self.begun else self.manifest.start.replicas
 
     @property
     def standing(self) -> Decision | None:
@@ -198,12 +204,14 @@ class Trainer:
     def outranked(self, replica: Replica, term: int) -> None:
         """``replica`` says that it obeys a trainer of a higher ``term``.
 
-        Before the first step we take a higher term still. Later it is simply not ours any more:
-        anybody can claim anything, so the run ends only where a stage has nobody left.
+        Before a fresh run's first step we take a higher term still, once. Later it is simply not
+        ours any more: anybody can claim anything, so the run ends only where a stage has nobody
+        left.
         """
         if term > MAX_TERM:
             log.warning("%s claims a term of %d: ignored", replica.peer, term)
-        elif self.work is None and self.settled and self.mark == FRESH:
+        elif not self.begun and self.work is None and not self._raised:
+            self._raised = True  # once: a trainer that lives would raise its own as well
             self.term = max(self.term, Term(term + 1, self.me.boot))
         else:
             self._obey_others[replica] = term
@@ -246,13 +254,14 @@ class Trainer:
     @property
     def _may_wait(self) -> bool:
         """Nothing has begun yet, or whoever comes can begin where we are."""
-        return self.seed is not None or (self.work is None and self.mark == FRESH)
+        return self.seed is not None or (self.work is None and not self.begun)
 
     # -- steps ------------------------------------------------------------------------------
 
     async def step(self) -> StepDone:
         """One optimizer step, from the first microbatch to a replica of each stage applying it."""
         started = anyio.current_time()
+        self.begun = True
         t = self.mark.t
         batch = self.manifest.batch
         flight = self._flight([self._journey(m) for m in range(batch.microbatches)])
@@ -300,6 +309,7 @@ class Trainer:
 
     def go_on(self, mark: Mark, applied: int, totals: Totals, inherited: Sequence[Found]) -> None:
         """The run is at ``mark``; ``inherited``: what its replicas there hold of the next step."""
+        self.begun = True
         self.mark, self.applied, self.totals = mark, applied, totals
         self._inherited = list(inherited)
         self.settled = True

@@ -95,7 +95,7 @@ class PlainLog:
             self._print(event)
         self._events = list(view.events)
         self._print_warnings(view.warnings)
-        if view.step > self._step:
+        if view.step != self._step:  # after a rollback it is a lower one
             self._print(_step_line(view))
         elif view.phase and _FIGURES.sub("#", view.phase) not in self._phases:
             self._print(view.phase)
