@@ -227,6 +227,7 @@ def test_a_skipped_step_moves_the_mark_and_nothing_else(owner: StageOwner) -> No
 
 
 def test_an_optimizer_that_fails_half_way_leaves_no_mark(owner: StageOwner) -> None:
+    initial = owner.model.weights.clone()
     count(owner, 0, 1)
     told = summed(owner)
 
@@ -237,9 +238,12 @@ def test_an_optimizer_that_fails_half_way_leaves_no_mark(owner: StageOwner) -> N
     owner.model.apply = half  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no memory"):
         owner.decide(told)
-    owner.begin()
     assert owner.mark is None
     assert owner.decided is None
+    owner.begin()  # from the initial weights, whatever was left of them
+    assert owner.mark == FRESH
+    assert torch.equal(owner.model.weights, initial)
+    assert not owner.ledger.held
 
 
 # -- the sum that was applied ---------------------------------------------------------------
