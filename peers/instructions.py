@@ -53,7 +53,7 @@ class Instructions:
             case Remove():
                 self.remove(do)
             case Probe():
-                start(self._probe, do.replica)
+                start(self.probe, do.replica)
             case _ if isinstance(work, Step):
                 self._close(work, do)
 
@@ -130,7 +130,7 @@ class Instructions:
         work.answered(ask, member.stage, holds, loss)
         trainer.wake()
 
-    async def _probe(self, replica: Replica) -> None:
+    async def probe(self, replica: Replica) -> None:
         """Another peer could not reach it. If it answers us it stays, and rests for a while."""
         trainer = self._trainer
         if replica in self._probing:

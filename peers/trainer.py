@@ -29,7 +29,7 @@ from swarm.core.totals import Totals, fold
 from swarm.core.update import Update, global_norm, make_update
 from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
-from swarm.errors import BadInput, SwarmError, TransportError
+from swarm.errors import BadInput, NotConnected, SwarmError, TransportError
 from swarm.manifest import Manifest
 from swarm.types import FRESH, Mark, PeerId, Replica, Stamp, Term
 
@@ -425,12 +425,20 @@ class Trainer:
     # -- the end ----------------------------------------------------------------------------
 
     async def renew_for_ever(self) -> None:
-        """Speak to every replica now and then, so that none thinks the trainer gone."""
+        """Speak to every replica now and then, so that none thinks the trainer gone.
+
+        Who cannot be reached is asked once more, and removed.
+        """
 
         async def renew(replica: Replica) -> None:
             message = msg.Renew(run=self.manifest.run_id, to=replica.boot, stamp=self.stamps.take())
             try:
                 answer = (await self.caller.call(replica.peer, message)).message
+            except NotConnected:
+                # Where all that is in flight waits for a dead one, nobody else speaks to it, and
+                # the attempts' time limit is long, above all before any was measured.
+                await self.instructions.probe(replica)
+                return
             except (TransportError, BadInput) as error:
                 log.debug("%s did not hear that we live: %s", replica.peer, error)
                 return
