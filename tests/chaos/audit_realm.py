@@ -163,14 +163,15 @@ class RealmAudit(Audit):
     def watch(self, peer: Peer) -> None:
         assert peer.node.server is not None
         server, stage = peer.node.server, peer.stage
-        for thing, audited in (
+        audited: list[tuple[Any, type]] = [
             (stage, ChaosStage),
             (stage.ledger, ChaosLedger),
             (server.passes.intake, ChaosIntake),
             (server.averager, ChaosAverager),
-        ):
-            thing.__class__ = audited  # type: ignore[assignment]
-            thing.audit = self  # type: ignore[attr-defined]
+        ]
+        for thing, cls in audited:
+            thing.__class__ = cls
+            thing.audit = self
         stage.replica = peer.node.me  # type: ignore[attr-defined]
 
     # -- counts -----------------------------------------------------------------------------
@@ -265,9 +266,14 @@ class RealmAudit(Audit):
                 self.found(f"stage {stage}: totals {sum(counts.values())}, not {expected}")
         if trainer.applied != trainer.mark.t:
             self.found(f"{trainer.applied} steps applied of {trainer.mark.t}")
+        members = {replica for stage in range(trainer.stages) for replica in trainer.ready(stage)}
         for peer in self.realm.peers.values():
             server = peer.node.server
-            if server is not None and name(server.mark) == name(trainer.mark):
+            if server is None:
+                continue
+            if peer.node.me in members and name(server.mark) != name(trainer.mark):
+                self.found(f"a member is at {server.mark}, the run at {trainer.mark}")
+            if name(server.mark) == name(trainer.mark):
                 told = server.host.stage.totals
                 if [dict(t) for t in told] != [dict(t) for t in trainer.totals]:
                     self.found(f"a replica of stage {peer.node.stage} has other totals")

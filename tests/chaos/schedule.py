@@ -222,9 +222,7 @@ class Draw:
             kinds = ["leave", *CLOSE]
             victim = self.rng.choice([self.end(), whom])
             faults.append(
-                Fault(
-                    What.KILL, self.when(kinds, step=step), victim, self.pause_s(), self.key()
-                )
+                Fault(What.KILL, self.when(kinds, step=step), victim, self.pause_s(), self.key())
             )
         return faults
 

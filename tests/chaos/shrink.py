@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tests.chaos.chaos import Outcome
 from tests.chaos.schedule import Schedule, draw
 
 
@@ -79,3 +81,13 @@ def _ways(of: Smaller) -> Iterator[Smaller]:
         yield replace(of, replicas=schedule.replicas - 1)
     if schedule.steps > 1:
         yield replace(of, steps=schedule.steps - 1)
+
+
+def alike(failed: Outcome) -> Callable[[Outcome], bool]:
+    """Whether another run fails in the same way: numbers and names may differ."""
+    kinds = {_kind(problem) for problem in failed.problems}
+    return lambda outcome: any(_kind(problem) in kinds for problem in outcome.problems)
+
+
+def _kind(problem: str) -> str:
+    return re.sub(r"\d+", "#", problem.split(": ")[0] if "crash" not in problem else problem)[:60]

@@ -21,7 +21,8 @@ from peers.faults import (
 )
 from peers.leading import Start
 from swarm.core.step import Step
-from tests.chaos.chaos import TRAINERS, ChaosRealm, Eye, lives
+from tests.chaos.chaos import TRAINERS, ChaosRealm, lives
+from tests.chaos.eye import Eye
 from tests.chaos.harness import Peer
 from tests.chaos.realm import Seat
 from tests.chaos.schedule import OF_MESSAGES, Fault, What
@@ -94,14 +95,18 @@ class Violence:
             self._eye.hold(link, header)
             if fault.how == "again":
                 return
-        action: Action = {
+        actions: dict[What, Action] = {
             What.DROP: Drop(),
             What.CUT: Cut(),
             What.DELAY: Delay(fault.seconds),
             What.DUPLICATE: Duplicate(fault.seconds),
             What.LATE: Cut(),
-        }[fault.what]
-        self._eye.add(lambda other, head: head is header and other == link, action, times=1)
+        }
+
+        def is_it(other: Link, head: Mapping[str, Any]) -> bool:
+            return head is header and other == link
+
+        self._eye.add(is_it, actions[fault.what], times=1)
 
     def _block(self, fault: Fault, matches: Matches, action: Action | None = None) -> None:
         rule = self._eye.add(matches, action or Drop())
