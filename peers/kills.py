@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,15 +63,13 @@ class Living:
 
 
 def choose_victim(living: Sequence[Living], rng: random.Random) -> Living | None:
-    """Any node whose stage has another one that serves; None if there is none.
+    """Any that serves beside another one of its stage; None if there is none.
 
-    A stage lost whole would cost the run's patience and send it back to a checkpoint.
+    A stage lost whole would cost the run's patience and send it back to a checkpoint. Were those
+    that join killed too, none would ever arrive where kills come faster than a join takes.
     """
-    may_die = [
-        node
-        for node in living
-        if any(mate.serves and mate.stage == node.stage and mate != node for mate in living)
-    ]
+    serving = Counter(node.stage for node in living if node.serves)
+    may_die = [node for node in living if node.serves and serving[node.stage] > 1]
     return rng.choice(may_die) if may_die else None
 
 
