@@ -70,6 +70,9 @@ class Monitor:
 
     def event(self, line: str) -> None:
         """Something happened that a person should know."""
+        if self._trainer is None and self._view is not None:
+            self._view.say(line)  # a standby has no run to draw
+            return
         self._events.append(short(line))
         self.refresh()
 

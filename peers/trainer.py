@@ -39,6 +39,9 @@ log = logging.getLogger("swarm.trainer")
 MAX_TERM = 1 << 32
 """A higher number is no honest count of trainers' starts."""
 
+GRACE = 0.1
+"""Share of the last step's time for which a step waits for those that still apply the last one."""
+
 PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
 
 
@@ -142,6 +145,7 @@ class Trainer:
         self._window: Window | None = None
         self._phases: dict[str, float] = {}
         self._counted_at = float("inf")
+        self._step_s = 0.0
         self._wake = anyio.Event()
         self.admissions = Admissions(self)
         self.instructions = Instructions(self)
@@ -260,6 +264,7 @@ class Trainer:
 
     async def step(self) -> StepDone:
         """One optimizer step, from the first microbatch to a replica of each stage applying it."""
+        await self._let_all_apply()
         started = anyio.current_time()
         self.begun = True
         t = self.mark.t
@@ -282,6 +287,7 @@ class Trainer:
         decision = step.decision
         assert decision is not None
         self.last_decision = decision
+        self._step_s = anyio.current_time() - started
         self.mark = decision.to
         self.applied = decision.applied
         self.totals = fold(self.totals, decision.counts)
@@ -314,6 +320,20 @@ class Trainer:
         self._inherited = list(inherited)
         self.settled = True
         self.wake()
+
+    async def _let_all_apply(self) -> None:
+        """Give those a moment that are still applying the last decision.
+
+        The first microbatches would all go to whoever has applied it first, and its mates would
+        have nothing to do for most of the step.
+        """
+        last = self.last_decision
+        until = anyio.current_time() + GRACE * self._step_s
+        while last is not None and last.to == self.mark and anyio.current_time() < until:
+            if not any(self.roster.ready(stage, last.mark) for stage in range(self.stages)):
+                return
+            self._check()
+            await self._pause(until)
 
     def told_of(self, decision: Decision) -> StepDone:
         """A step that another trainer has decided. How long it took is not known."""

@@ -65,6 +65,10 @@ class LiveView:
             self._drawn_at = self._clock()
             self._draw()
 
+    def say(self, line: str) -> None:
+        """A line that belongs to no view: nothing is known of a run yet."""
+        self._log.say(line)
+
     def _draw(self) -> None:
         if self._live is not None and self._latest is not None:
             height = max(self._console.height - 1, 1)
@@ -101,6 +105,9 @@ class PlainLog:
             self._print(view.phase)
             self._phases.add(_FIGURES.sub("#", view.phase))
         self._step = view.step
+
+    def say(self, line: str) -> None:
+        self._print(line)
 
     def _print_warnings(self, warnings: Sequence[str]) -> None:
         """A warning is printed when it appears; that only a duration in it grew is no news."""
