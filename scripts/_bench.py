@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,33 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+class Progress:
+    """One line on standard error: redrawn in a terminal, elsewhere repeated now and then."""
+
+    EVERY_S = 0.5, 15.0
+
+    def __init__(self, name: str) -> None:
+        self._name, self._began, self._drawn = name, time.monotonic(), -inf
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._drawn < self.EVERY_S[not self._live]:
+            return
+        self._drawn = now
+        line = f"{self._name}, {now - self._began:.0f} s: {text}"
+        print(
+            f"\r\033[K{line[:110]}" if self._live else line,
+            end="" if self._live else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def clear(self) -> None:
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, Any]:
