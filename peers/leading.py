@@ -87,6 +87,7 @@ class Leader:
         self._state = TrainerState.WAITING
         self._changed = anyio.Event()
         self._waited = False
+        self._used = 0  # the highest number that this process has reigned under
 
     @property
     def me(self) -> str:
@@ -156,6 +157,9 @@ class Leader:
     async def _reign(self, start: Start, term: int) -> int | None:
         """Lead until it is over (None), or another reign has to begin (its number)."""
         ended: SwarmError | None = None
+        # A number that was used here, though no replica may have heard of it, is never used again:
+        # stamps are counted from 1 in each reign.
+        term = max(term, self._used + 1)
         async with anyio.create_task_group() as tasks:
             trainer = self.trainer = self._trainer(tasks, term)
             try:
@@ -163,6 +167,7 @@ class Leader:
             except (Superseded, StageLost, RunGoesOn) as error:
                 ended = error
             tasks.cancel_scope.cancel()
+        self._used = trainer.term.number
         self.trainer = None
         match ended:
             case None:
@@ -173,7 +178,7 @@ class Leader:
             case StageLost():
                 self._audience.event(f"{ended} for {self.manifest.periods.patience_s:.0f} s")
                 self._waited = True
-        return 1 + term
+        return 1 + self._used
 
     def _trainer(self, tasks: TaskGroup, term: int) -> Trainer:
         return Trainer(
