@@ -221,7 +221,9 @@ class Instructions:
         elif answer.mark == do.decision.to:
             self.applied(replica, do.decision)
         else:
-            trainer.lose(replica, "cannot apply the decision")
+            member = trainer.roster.get(replica)
+            if member is not None and member.state is State.READY:
+                trainer.lose(replica, "cannot apply the decision")
             trainer.roster.behind(replica, answer.mark, anyio.current_time())
         trainer.wake()
 

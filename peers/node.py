@@ -30,8 +30,10 @@ from swarm.types import FRESH, PeerId, Replica
 log = logging.getLogger("swarm.node")
 
 GOODBYE_S = 2.0
+TRIES = 3
 AGAIN_S = 1.0
-"""How long to wait before the trainer is asked once more whether we may leave."""
+"""How long to wait before the trainer is asked once more whether we may leave, and how often if it
+does not answer."""
 
 
 class Node:
@@ -143,8 +145,8 @@ class Node:
 
     async def _drain(self, server: ReplicaServer) -> None:
         """Until the trainer lets us go, or cannot be heard."""
-        said, waited = "", False
-        while True:
+        said, waited, in_vain = "", False, 0
+        while in_vain < TRIES:
             trainer, mark = server.host.trainer, server.mark
             if trainer is None or not server.heard_lately():
                 return  # nobody is there to tell
@@ -154,6 +156,7 @@ class Node:
                 answer = (await server.host.caller.call(trainer, question)).message
             except SwarmError as error:
                 log.debug("the trainer cannot be asked: %s", error)
+                in_vain += 1
                 answer = msg.Busy(reason="the trainer cannot be asked")
             match answer:
                 case msg.Granted(wait=True) if mark is not None:

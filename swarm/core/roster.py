@@ -13,6 +13,8 @@ from swarm.types import FRESH, Mark, Replica
 GIVEN_UP = 12
 """Unanswered questions after which a replica is forgotten; an announcement brings it back."""
 
+NOBODY_ELSE = "no other replica of its stage is there"
+
 OLD_NEWS_S = 300.0
 """So long an announcement of a boot that a later one has superseded is taken for an old copy."""
 
@@ -186,7 +188,7 @@ class Roster:
         ]
         member.leaving = member.leaving and bool(mates)
         if not mates:
-            return "no other replica of its stage is there"
+            return "its mates have not applied the step yet" if done else NOBODY_ELSE
         if not member.leaving and any(mate.leaving for mate in mates):
             return "another replica of its stage is leaving"
         member.leaving = True

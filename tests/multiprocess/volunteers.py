@@ -35,10 +35,7 @@ patience_s = 4
 """
 """What a test would otherwise wait for. Limits of silence stay: a busy machine is no lost one."""
 
-NO_LOSS = "cannot apply the decision"
-"""Of one that came when the decision was already made: it is a member one step later."""
-
-LOST = re.compile(rf"(\w{{6}}) \(stage \d+\) was removed: (?!{NO_LOSS})")
+LOST = re.compile(r"(\w{6}) \(stage \d+\) was removed: ")
 COUNTED = re.compile(r"counted in this run for this peer: (\d+) microbatches, (\d+) samples")
 
 
