@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from peers.trainer import StepDone
+from peers.steps import StepDone
 from swarm.manifest import Manifest
 
 

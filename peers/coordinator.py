@@ -22,7 +22,8 @@ from peers.plots import plot_run
 from peers.rundir import RunDirectory
 from peers.state import PieceSource, StateLost, fetch_state
 from peers.status import Monitor
-from peers.trainer import StepDone, Trainer
+from peers.steps import StepDone
+from peers.trainer import Trainer
 from peers.wire import Limits
 from swarm.core.totals import Totals
 from swarm.data import Batches, load_batches

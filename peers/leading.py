@@ -22,8 +22,9 @@ from peers.lookout import Lookout
 from peers.rpc import Caller
 from peers.seed import Seed
 from peers.standby import RunOver, StandbyInbox, led_by_another, next_term, stand_by
+from peers.steps import StepDone, told_of
 from peers.takeover import settle
-from peers.trainer import RunGoesOn, StageLost, StepDone, Superseded, Trainer
+from peers.trainer import RunGoesOn, StageLost, Superseded, Trainer
 from swarm.data import Batches
 from swarm.errors import SwarmError, UserError
 from swarm.manifest import Manifest
@@ -210,15 +211,15 @@ class Leader:
             self._audience.event(f"the run goes on from step {trainer.mark.t}")
         self._audience.leads(trainer)
         if trainer.last_decision is not None:
-            self._audience.step_done(trainer, trainer.told_of(trainer.last_decision))
+            self._audience.step_done(trainer, told_of(trainer.last_decision, self.manifest.batch))
         tasks.start_soon(trainer.admissions.watch, self._swarm.directory)
-        tasks.start_soon(trainer.renew_for_ever)
+        tasks.start_soon(trainer.contact.renew_for_ever)
         await self._steps(trainer, self._keeper(tasks))
         await self._audience.complete(trainer)
         self.complete = True
         self._turn(TrainerState.DONE)
         await self._announce()
-        await trainer.finish("the run is complete")
+        await trainer.contact.finish("the run is complete")
 
     def _settle_s(self, start: Start) -> float:
         """How long replicas may take to show up before the run goes back to a checkpoint."""

@@ -9,7 +9,8 @@ import anyio
 
 from peers.report_view import short
 from peers.runview import ReplicaView, RunView, StageView
-from peers.trainer import Heard, StepDone, Trainer
+from peers.steps import Heard, StepDone
+from peers.trainer import Trainer
 from peers.view import LiveView
 from swarm.core.evaluation import Evaluation
 from swarm.core.roster import Member, State

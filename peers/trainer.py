@@ -5,31 +5,32 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
 
 from peers import messages as msg
 from peers.admission import Admissions
+from peers.contact import Contact
 from peers.executor import Blocking, in_thread
 from peers.inbox import Inbox
 from peers.instructions import Instructions
 from peers.rpc import Caller
 from peers.seed import Seed
+from peers.steps import Heard, StepDone
 from swarm.core.backoff import Backoff
 from swarm.core.closing import Closing
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import COUNTED, Flight, Pace, Stamps
 from swarm.core.journey import Journey
-from swarm.core.roster import Roster, State
+from swarm.core.roster import Roster
 from swarm.core.step import Decision, Remove, Step
 from swarm.core.takeover import Found
 from swarm.core.totals import Totals, fold
 from swarm.core.update import Update, global_norm, make_update
 from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
-from swarm.errors import BadInput, NotConnected, SwarmError, TransportError
+from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.types import FRESH, Mark, PeerId, Replica, Stamp, Term
 
@@ -59,35 +60,6 @@ class StageLost(SwarmError):
     def __init__(self, stage: int) -> None:
         super().__init__(f"stage {stage} has lost all its replicas")
         self.stage = stage
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """One finished step, for metrics and the view. Times in seconds."""
-
-    step: int
-    loss: float
-    samples: int
-    seconds: float
-    lr: float
-    norm: float
-    skipped: bool
-    resent: int
-    counts: tuple[dict[str, int], ...]
-    phases: dict[str, float]
-    """Sums over all passes: seconds of compute, encode, link and queue, and bytes sent on;
-    ``close_s`` is the part of the step after the last microbatch had counted."""
-    eval_loss: float | None = None
-
-
-@dataclass(slots=True)
-class Heard:
-    """What the trainer last heard of a replica, for the view."""
-
-    last_work: float | None = None
-    queued: int = 0
-    compute_s: float | None = None
-    counted: int = 0
 
 
 class Trainer:
@@ -150,6 +122,7 @@ class Trainer:
         self.admissions = Admissions(self)
         self.instructions = Instructions(self)
         self.inbox = Inbox(self)
+        self.contact = Contact(self)
 
     # -- stages -----------------------------------------------------------------------------
 
@@ -335,22 +308,6 @@ class Trainer:
             self._check()
             await self._pause(until)
 
-    def told_of(self, decision: Decision) -> StepDone:
-        """A step that another trainer has decided. How long it took is not known."""
-        batch = self.manifest.batch
-        return StepDone(
-            step=decision.mark.t,
-            loss=decision.loss,
-            samples=batch.microbatches * batch.microbatch,
-            seconds=float("nan"),
-            lr=decision.update.lr,
-            norm=decision.norm,
-            skipped=decision.update.skip,
-            resent=0,
-            counts=tuple(dict(counts) for counts in decision.counts),
-            phases={},
-        )
-
     async def evaluate(self, microbatches: int) -> float:
         """Mean loss over held-out microbatches at the present mark."""
         flight = self._flight([self._journey(m, evaluation=True) for m in range(microbatches)])
@@ -441,49 +398,3 @@ class Trainer:
         heard.counted += message.verdict == COUNTED
         for name in PHASES:
             self._phases[name] = self._phases.get(name, 0.0) + getattr(message, name)
-
-    # -- the end ----------------------------------------------------------------------------
-
-    async def renew_for_ever(self) -> None:
-        """Speak to every replica now and then, so that none thinks the trainer gone.
-
-        Who cannot be reached is asked once more, and removed.
-        """
-
-        async def renew(replica: Replica) -> None:
-            message = msg.Renew(run=self.manifest.run_id, to=replica.boot, stamp=self.stamps.take())
-            try:
-                answer = (await self.caller.call(replica.peer, message)).message
-            except NotConnected:
-                # Where all that is in flight waits for a dead one, nobody else speaks to it, and
-                # the attempts' time limit is long, above all before any was measured.
-                await self.instructions.probe(replica)
-                return
-            except (TransportError, BadInput) as error:
-                log.debug("%s did not hear that we live: %s", replica.peer, error)
-                return
-            if isinstance(answer, msg.Refused) and answer.term is not None:
-                self.outranked(replica, answer.term)
-
-        while True:
-            await anyio.sleep(self.manifest.periods.renew_s)
-            if self.settled:
-                for member in self.roster.all():
-                    if member.state in (State.READY, State.JOINING):
-                        self.tasks.start_soon(renew, member.replica)
-
-    async def finish(self, reason: str) -> None:
-        """Tell every replica that the run is over."""
-
-        async def tell(replica: Replica) -> None:
-            message = msg.Finish(
-                run=self.manifest.run_id, to=replica.boot, stamp=self.stamps.take(), reason=reason
-            )
-            try:
-                await self.caller.call(replica.peer, message, timeout_s=2.0)
-            except SwarmError as error:
-                log.debug("%s did not hear the end: %s", replica.peer, error)
-
-        async with anyio.create_task_group() as tasks:
-            for member in self.roster.all():
-                tasks.start_soon(tell, member.replica)

@@ -16,7 +16,8 @@ import torch
 
 from peers import messages as msg
 from peers.averaging import Averager
-from peers.trainer import StepDone, Trainer
+from peers.steps import StepDone
+from peers.trainer import Trainer
 from swarm.core.flight import COUNTED
 from swarm.core.intake import Intake, Job, Kind, Reply
 from swarm.core.ledger import Ledger

@@ -12,7 +12,8 @@ import anyio
 from dht.memory import MemoryDirectoryStore
 from peers.leading import Start
 from peers.memory import MemoryNetwork
-from peers.trainer import StepDone, Trainer
+from peers.steps import StepDone
+from peers.trainer import Trainer
 from swarm.manifest import Manifest
 from swarm.types import PeerId
 from tests.chaos.audit_realm import RealmAudit

@@ -28,7 +28,8 @@ from peers.rpc import Caller
 from peers.running import expected_error
 from peers.shelf import Shelf
 from peers.stage import StageOwner
-from peers.trainer import StepDone, Trainer
+from peers.steps import StepDone
+from peers.trainer import Trainer
 from peers.transport import Frame, refusal
 from swarm.data import Batches, load_batches
 from swarm.errors import SwarmError

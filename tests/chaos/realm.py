@@ -17,7 +17,8 @@ from peers.faults import FaultPlan, FaultyTransport
 from peers.leading import Leader, Start
 from peers.memory import MemoryNetwork, MemoryTransport
 from peers.sources import Copy
-from peers.trainer import StepDone, Trainer
+from peers.steps import StepDone
+from peers.trainer import Trainer
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
 from swarm.types import FRESH, Mark

@@ -13,7 +13,7 @@ import trio.testing
 
 from peers.account import in_words, make_account
 from peers.kills import REPLACE_S, WAIT_S, Killer, Kills, Living, check_kills, choose_victim
-from peers.trainer import StepDone
+from peers.steps import StepDone
 from swarm.errors import ConfigError
 from swarm.manifest import default_manifest
 
