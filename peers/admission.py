@@ -29,6 +29,7 @@ class Admissions:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._lengths: dict[int, int] = {}
+        self._loading: dict[int, Replica] = {}
 
     # -- who is there -----------------------------------------------------------------------
 
@@ -191,8 +192,13 @@ class Admissions:
 
         Where replicas keep the only copies, it is one of them, since the others hold no weights.
         """
-        others = [m for m in self._trainer.roster.all() if m.stage == member.stage]
-        return not any(m.state is State.JOINING and m is not member for m in others)
+        roster = self._trainer.roster
+        loading = self._loading.get(member.stage)
+        other = None if loading in (None, member.replica) else roster.get(loading)
+        if other is not None and other.state is State.JOINING:
+            return False
+        self._loading[member.stage] = member.replica
+        return True
 
     def _load(self, head: dict[str, Any], seed: Seed, member: Member) -> msg.Load:
         trainer = self._trainer

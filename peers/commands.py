@@ -101,7 +101,8 @@ def run_coordinator_command(
                     soft_wrap=True,
                 )
             raise
-    _tell_result(result)
+    if result.sha256:
+        _tell_result(result)
 
 
 def run_standby_command(*, out: Path | None, entry: Entry, run: str, allow: Sequence[str]) -> None:

@@ -109,6 +109,7 @@ class Coordinator:
         self._plan, self._out, self._monitor, self._on_open = plan, out, monitor, on_open
         self._start = start
         self._result: Result | None = None
+        self._disk_failed = False
 
     async def run(self, entry: Entry) -> Result:
         """Train until step ``run.steps`` and fetch the weights.
@@ -179,14 +180,23 @@ class Coordinator:
             # The last step is told again if its decision is known.
             known = trainer.mark.t - (trainer.last_decision is not None)
             result.steps = [done for done in result.steps if done.step < known]
-            result.directory.rewind(known)
+            self._write(partial(result.directory.rewind, known))
 
     def step_done(self, trainer: Trainer, done: StepDone) -> None:
         assert self._result is not None
         self._result.steps.append(done)
         self._result.totals = trainer.totals
-        self._result.directory.append_metrics(_metrics(done))
+        self._write(partial(self._result.directory.append_metrics, _metrics(done)))
         self._monitor.step_done(done)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """A full disk costs what would be written, not a run that goes on well."""
+        try:
+            write()
+        except OSError as error:
+            if not self._disk_failed:
+                self._disk_failed = True
+                self.event(f"the run directory cannot be written, the run goes on: {error}")
 
     async def complete(self, trainer: Trainer) -> None:
         """Weights of every stage, their digest, and a sample of text."""
@@ -265,8 +275,11 @@ async def _remember_peers(leader: Leader, directory: RunDirectory) -> None:
         found = {} if leader.trainer is None else leader.trainer.addresses
         addresses = sorted({address for known in found.values() for address in known})
         if addresses and addresses != written:
-            directory.write_peers(addresses[:MAX_PEERS])
             written = addresses
+            try:
+                directory.write_peers(addresses[:MAX_PEERS])
+            except OSError as error:
+                log.warning("the nodes' addresses are not written down: %s", error)
 
 
 async def _weights(trainer: Trainer, stage: int, length: int) -> Tensor:

@@ -13,7 +13,7 @@ from peers import messages as msg
 from peers.host import Host
 from peers.lane import Lane
 from peers.shelf import Shelf
-from peers.sources import Copy, digests
+from peers.sources import PIECE, RUN, Copy, digests
 from peers.tensors import RAW, pack
 from swarm.types import Mark, PeerId
 
@@ -42,6 +42,7 @@ class Donor:
         self._active: dict[PeerId, float] = {}
         self._free_at = 0.0
         self._moved = anyio.Event()
+        self._told: tuple[Mark, Tensor] | None = None
         self.kept: Copy | None = None
         self.shelf: Shelf | None = None
 
@@ -61,8 +62,8 @@ class Donor:
         """A piece, copied between two passes and labelled with its mark."""
         stage = self._host.stage
         start, stop = message.start, message.start + message.count
-        if stop > stage.model.length:
-            return msg.Refused(reason=f"the stage has {stage.model.length} values"), []
+        if refused := self._beyond(stop, message.count):
+            return refused, []
         vectors = 1 if message.weights_only else len(stage.model.state())
         busy = self._full(sender) or await self._turn(4 * message.count * vectors)
         if busy is not None:
@@ -78,6 +79,14 @@ class Donor:
             mark, piece = found
         metas, payload = pack([(tensor, RAW) for tensor in piece[:vectors]])
         return msg.Piece(mark=mark, tensors=metas), payload
+
+    def _beyond(self, stop: int, count: int) -> msg.Refused | None:
+        length, most = self._host.stage.model.length, max(PIECE, RUN * self._piece)
+        if stop > length:
+            return msg.Refused(reason=f"the stage has {length} values")
+        if count > most:
+            return msg.Refused(reason=f"{count} values at once; allowed: {most}")
+        return None
 
     def _copy(self, mark: Mark | None, place: slice) -> tuple[Mark, list[Tensor]] | None:
         stage = self._host.stage
@@ -132,7 +141,9 @@ class Donor:
         if stage.mark != mark:
             return None
         totals = tuple(dict(counts) for counts in stage.totals)
-        return digests(list(stage.model.state().values()), self._piece), stage.applied, totals
+        if self._told is None or self._told[0] != mark:
+            self._told = mark, digests(list(stage.model.state().values()), self._piece)
+        return self._told[1], stage.applied, totals
 
     # -- what leads on from there -----------------------------------------------------------
 
@@ -150,8 +161,8 @@ class Donor:
         """A piece of the last sum that was applied here. It need not wait: it is soon of no use."""
         stage = self._host.stage
         stop = message.start + message.count
-        if stop > stage.model.length:
-            return msg.Refused(reason=f"the stage has {stage.model.length} values"), []
+        if refused := self._beyond(stop, message.count):
+            return refused, []
         copy = partial(stage.decided_sum, message.mark, slice(message.start, stop))
         found = await self._lane.control("copy", copy)
         if found is None:
@@ -169,7 +180,6 @@ class Donor:
         copy = await self._lane.control("copy", partial(self._set_aside, message.mark))
         if copy is None:
             return msg.At(mark=stage.mark)
-        self.kept = copy
         if self.shelf is not None:
             self._host.tasks.start_soon(self._shelve, self.shelf, copy)
         return msg.At(mark=copy.mark)
@@ -186,4 +196,5 @@ class Donor:
             return None
         self.kept = None  # never two of them in memory
         vectors = {name: vector.clone() for name, vector in stage.model.state().items()}
-        return Copy(mark, stage.applied, stage.totals, vectors)
+        self.kept = Copy(mark, stage.applied, stage.totals, vectors)
+        return self.kept

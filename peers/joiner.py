@@ -16,7 +16,7 @@ from peers import messages as msg
 from peers.donors import Donors
 from peers.host import Host
 from peers.lane import Lane
-from peers.sources import Copy, cut, digests
+from peers.sources import RUN, Copy, cut, digests
 from peers.state import DonorBusy, PieceSource, Told, fetch_digests, fetch_piece, fetch_sum
 from swarm.core.backoff import Backoff
 from swarm.core.joining import Joining, runs
@@ -29,9 +29,6 @@ log = logging.getLogger("swarm.node")
 
 AT_ONCE = 4
 """Pieces, or runs of sums, on their way at one time."""
-
-RUN = 16
-"""Pieces whose sums are fetched by one call."""
 
 AGAIN = Backoff(first_s=0.1, cap_s=3.0)
 WAIT_S = 5.0
@@ -151,7 +148,7 @@ class Joiner:
             self._joining.stepped(range(len(self._places)), self.order.mark)
         elif (own := self._own) is not None:
             whole = slice(0, own.length)
-            await self._lane.control("load", partial(self._load, whole, own.piece(0, own.length)))
+            await self._put(whole, own.piece(0, own.length))
             self._joining.stepped(range(len(self._places)), self.order.mark)
         async with anyio.create_task_group() as tasks:
             for _ in range(AT_ONCE):
@@ -225,7 +222,7 @@ class Joiner:
             log.info("a piece could not be had from %s: %s", donor.peer[-6:], error)
             return False
         self._donors.gave(donor)
-        await self._lane.control("load", partial(self._load, place, tensors))
+        await self._put(place, tensors)
         self._joining.copied(piece, self.order.mark if copies is not None else mark)
         self._copied += sum(tensor.nbytes for tensor in tensors)
         self._received += sum(tensor.nbytes for tensor in tensors)
@@ -234,11 +231,21 @@ class Joiner:
         self._notify()
         return True
 
-    def _load(self, place: slice, tensors: list[Tensor]) -> None:
-        if not self.admitted:
-            vectors = self._host.stage.model.state().values()
-            for vector, tensor in zip(vectors, tensors, strict=True):
+    async def _put(self, place: slice, tensors: list[Tensor]) -> None:
+        """Write a piece of the state. If the stage still claimed a mark, it does so no more."""
+        stage = self._host.stage
+
+        def load() -> bool:
+            if self.admitted:
+                return False
+            left = stage.mark is not None
+            if left:
+                stage.leave_mark()
+            for vector, tensor in zip(stage.model.state().values(), tensors, strict=True):
                 vector[place].copy_(tensor)
+            return left
+
+        await self._lane.control("load", load, lambda left: self._left() if left else None)
 
     def _source(self, donor: Replica) -> PieceSource:
         host = self._host
@@ -250,10 +257,12 @@ class Joiner:
         """Hear of each decision as soon as a donor has applied it."""
         failures = 0
         while True:
-            donor = self._donors.next(anyio.current_time())
-            head = self._joining.head
+            began, head = anyio.current_time(), self._joining.head
+            donor = self._donors.next(began)
             if donor is not None and await self._hear(donor, head):
                 failures = 0
+                if self._joining.head == head and anyio.current_time() - began < WAIT_S / 2:
+                    await anyio.sleep(AGAIN.first_s)  # it does not wait, so we do
                 continue
             failures += 1
             await anyio.sleep(AGAIN.pause(failures, self._host.rng))
@@ -349,7 +358,10 @@ class Joiner:
 
     async def _ask_digests(self, witness: Replica, mark: Mark) -> Told | None:
         try:
-            return await fetch_digests(self._source(witness), mark, len(self._places))
+            told = await fetch_digests(self._source(witness), mark, len(self._places))
+            if len(told.totals) != self._host.manifest.stages.count:
+                raise BadInput("totals of another number of stages")
+            return told
         except (TransportError, BadInput) as error:
             log.info("%s did not tell its digests: %s", witness.peer[-6:], error)
             self._donors.failed(witness, anyio.current_time())
@@ -374,6 +386,7 @@ class Joiner:
         self._joining.lost(wrong)
         self._donors.prefer(right)
         self._contradictions += 1
+        self._copied = 0
         await anyio.sleep(AGAIN.pause(self._contradictions, self._host.rng))
         self._notify()
 
@@ -409,6 +422,9 @@ class Joiner:
             return
         elapsed = anyio.current_time() - self._began
         step_s, sums = elapsed / self._decisions, self._sum_bytes()
+        if self._received / elapsed > 2 * sums / step_s:
+            self._copied = 0  # the link would do: something else has cost the copies
+            return
         raise TooSlow(
             f"stage {self._host.stage.stage} needs {decimal(sums)} in each step of {step_s:.1f} s, "
             f"{decimal(int(sums / step_s))}/s and more to catch up, and this link carried "

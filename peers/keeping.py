@@ -18,7 +18,7 @@ from peers.sources import cut
 from peers.state import PieceSource, StateLost, differing, fetch_digests, fetch_state
 from peers.trainer import Trainer
 from swarm.core.totals import Totals
-from swarm.errors import BadInput, SwarmError, TransportError
+from swarm.errors import BadInput, TransportError
 from swarm.manifest import Manifest
 from swarm.model.optimizer import state_names
 from swarm.types import Mark, Replica
@@ -86,7 +86,8 @@ class Keeper:
         try:
             await fetch()  # type: ignore[misc]
             self._done = mark
-        except (SwarmError, OSError) as error:
+        except Exception as error:
+            log.debug("no checkpoint at step %d", mark.t, exc_info=error)
             self._say(f"no checkpoint at step {mark.t}: {error}")
         finally:
             self._busy_with = None
@@ -144,10 +145,14 @@ class Keeper:
             for replica, _ in holders
         ]
         length = max(values for _, values in holders)
+        if length > self._manifest.limits.parameters:
+            raise StateLost(f"stage {stage} is said to have {length} values, more than the model")
         vectors = await fetch_state(sources, mark=mark, length=length, vectors=len(self._names))
         size = self._manifest.limits.state_piece
         told = await fetch_digests(sources[-1], mark, len(cut(length, size)))
         wrong = await self._blocking(partial(differing, vectors, told, size))
+        if len(told.totals) != self._manifest.stages.count:
+            raise StateLost(f"stage {stage} told totals of {len(told.totals)} stages")
         if wrong:
             raise StateLost(f"{len(wrong)} pieces of stage {stage} came with other bits")
         return vectors, told.applied, told.totals

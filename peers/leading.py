@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from dht.records import RunRecord, TrainerRecord, TrainerState, encode
 from peers import messages as msg
-from peers.checkpoints import CheckpointStore
+from peers.checkpoints import Checkpoint, CheckpointStore
 from peers.entering import Entered
 from peers.executor import Blocking, in_thread
 from peers.keeping import Files, Keeper
@@ -102,7 +102,7 @@ class Leader:
             term = await self._begin(start)
             while term is not None:
                 term = await self._reign(start, term)
-                start = Start.RESUME
+                start = Start.STANDBY
             tasks.cancel_scope.cancel()
 
     async def _begin(self, start: Start) -> int | None:
@@ -110,7 +110,7 @@ class Leader:
         if start is Start.STANDBY:
             return await self._stand_by()
         sight = await self._lookout.look()
-        other = led_by_another(sight, self.me, self.manifest.periods.lease_s)
+        other = led_by_another(sight, self.manifest, self.me)
         if other is None:
             return next_term(sight)
         self._audience.event(f"{other[-6:]} leads this run already: standing by")
@@ -138,7 +138,7 @@ class Leader:
             self._audience.event(f"{outcome.peer[-6:]} has brought the run to its end")
             return None
         self._audience.event(f"taking over (term {outcome.term}): {outcome.reason}")
-        self._waited = True
+        self._waited = outcome.waited
         return outcome.term
 
     def _keeper(self, tasks: TaskGroup) -> Keeper | None:
@@ -176,6 +176,9 @@ class Leader:
             case Superseded():
                 self._audience.event(f"{ended}: standing by")
                 return await self._stand_by()
+            case RunGoesOn():
+                self._audience.event(str(ended))
+                return await self._begin(Start.RESUME)
             case StageLost():
                 self._audience.event(f"{ended} for {self.manifest.periods.patience_s:.0f} s")
                 self._waited = True
@@ -251,9 +254,9 @@ class Leader:
 
     # -- going back -------------------------------------------------------------------------
 
-    def _seed(self, held: Mapping[Replica, msg.Held]) -> Seed:
+    async def _seed(self, held: Mapping[Replica, msg.Held]) -> Seed:
         """The newest checkpoint: our own, or one that replicas keep; else the beginning."""
-        seeds = [self._own_seed(), kept_seed(held, self.manifest.stages.count)]
+        seeds = [await self._blocking(self._own_seed), kept_seed(held, self.manifest.stages.count)]
         beginning = Seed(FRESH, 0, self._no_totals(), None)
         seed = max((s for s in seeds if s is not None), key=lambda s: s.copies, default=beginning)
         fresh = seed.copies == FRESH
@@ -265,10 +268,30 @@ class Leader:
         return tuple({} for _ in range(self.manifest.stages.count))
 
     def _own_seed(self) -> Seed | None:
-        newest = None if self._store is None else self._store.newest()
-        if self._store is None or newest is None:
+        """The newest of our own that is whole in every file. Blocks."""
+        if self._store is None:
             return None
-        return Seed(newest.mark, newest.applied, newest.totals, Files(self._store, newest))
+        for checkpoint in self._all_checkpoints(self._store):
+            files = Files(self._store, checkpoint)
+            try:
+                for stage in range(self.manifest.stages.count):
+                    files(stage)
+            except (SwarmError, IndexError) as error:
+                files.close()
+                self._audience.event(
+                    f"the checkpoint of step {checkpoint.mark.t} is of no use: {error}"
+                )
+                continue
+            return Seed(checkpoint.mark, checkpoint.applied, checkpoint.totals, files)
+        return None
+
+    def _all_checkpoints(self, store: CheckpointStore) -> list[Checkpoint]:
+        """Newest first."""
+        try:
+            return list(reversed(store.all()))
+        except SwarmError as error:
+            self._audience.event(str(error))
+            return []
 
     # -- the directory ----------------------------------------------------------------------
 
@@ -310,15 +333,14 @@ def kept_seed(held: Mapping[Replica, msg.Held], stages: int) -> Seed | None:
     """The newest checkpoint of which replicas of every stage keep a copy."""
     holders: dict[Mark, dict[int, list[Replica]]] = {}
     for replica, answer in sorted(held.items()):
-        if answer.kept is not None:
+        if answer.kept is not None and len(answer.kept_totals) == stages:
             holders.setdefault(answer.kept, {}).setdefault(answer.stage, []).append(replica)
     whole = [mark for mark, by_stage in holders.items() if len(by_stage) == stages]
     if not whole:
         return None
     mark = max(whole)
     label = held[holders[mark][0][0]]
-    totals = tuple(label.kept_totals) or tuple({} for _ in range(stages))
-    return Seed(mark, label.kept_applied, totals, None, holders[mark])
+    return Seed(mark, label.kept_applied, tuple(label.kept_totals), None, holders[mark])
 
 
 def check_may_lead(manifest: Manifest, peer: str, key: object) -> None:

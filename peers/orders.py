@@ -55,8 +55,12 @@ class Orders:
                 return await self._poll(message)
             case msg.Keep():
                 return await self._donor.keep(message)
+            case msg.Join() | msg.Load() if self._is_old(message.stamp):
+                return msg.At(mark=self.mark)
             case msg.Join():
                 return self._join(Order(message.mark, message.members))
+            case msg.Load() if len(message.totals) != self._host.manifest.stages.count:
+                return msg.Refused(reason=f"totals of {len(message.totals)} stages")
             case msg.Load():
                 totals = tuple(message.totals)
                 return self._join(
@@ -86,10 +90,28 @@ class Orders:
         stage, decision = self._host.stage, message.decision.decision()
         if not decision.update.skip and stage.stage >= len(decision.rounds):
             return msg.Refused(reason=f"no round of stage {stage.stage} in the decision")
-        before = stage.mark
-        apply = partial(stage.decide, decision)
-        mark = await self._lane.control("apply", apply, lambda mark: self._applied(before, mark))
+        before, joiner = stage.mark, self.joiner
+
+        def apply() -> Mark | None:
+            mark = stage.decide(decision)
+            if joiner is not None and mark == decision.to != before:
+                joiner.admitted = True  # a skipped step needs no sum: it is a member now
+            return mark
+
+        try:
+            mark = await self._lane.control("apply", apply, lambda now: self._applied(before, now))
+        except Exception:
+            if stage.mark is None:
+                self._left()
+            raise
+        if joiner is not None and joiner.admitted and joiner is self.joiner:
+            self._end_joining()
         return msg.At(mark=mark)
+
+    def _is_old(self, stamp: Stamp) -> bool:
+        """Sent before a poll or reset that was obeyed: it has been on its way for long."""
+        bar = self._passes.intake.bar
+        return bar is not None and stamp < bar
 
     def _applied(self, before: Mark | None, mark: Mark | None) -> None:
         if mark != before:
@@ -177,6 +199,8 @@ class Orders:
             await joiner.run()
 
     def _end_joining(self) -> None:
+        if self.joiner is not None:
+            self.joiner.admitted = True  # nothing that it has under way is written any more
         self.joiner = None
         self._joining_scope.cancel()
 

@@ -86,6 +86,8 @@ class Passes:
         self._last = manifest.stages.count - 1
         self.intake = Intake(stage.stage, self._last, queue=limits.queue, contexts=limits.contexts)
         self.counters = Counters()
+        self.under_way = 0
+        """Passes that are being computed, or whose output is being sent on."""
         self._loads: dict[tuple[Kind, Stamp], _Load] = {}
         self._origins: dict[Stamp, msg.Forward] = {}
         self._expected = _expected(manifest, stage)
@@ -151,6 +153,7 @@ class Passes:
     async def _run(self, job: Job) -> None:
         load = self._loads.pop((job.kind, job.attempt.stamp))
         started = anyio.current_time()
+        self.under_way += 1
         try:
             passed = await self._executor.lane(self._work(job), partial(self._compute, job, load))
         except Exception as error:
@@ -170,7 +173,9 @@ class Passes:
         self.counters.counted += passed.verdict == flight.COUNTED
         self.counters.busy_s += ended - started
         self.counters.last_work = ended
-        if passed.verdict != "failed":
+        if passed.verdict == "failed":
+            self.under_way -= 1
+        else:
             done = _Pass(job, load, passed, alive, origin, started, ended)
             self._tasks.start_soon(self._send_on, done)
 
@@ -192,6 +197,12 @@ class Passes:
 
     async def _send_on(self, done: _Pass) -> None:
         """Push the output on, and send the receipt once it is known how that went."""
+        try:
+            await self._send_output(done)
+        finally:
+            self.under_way -= 1
+
+    async def _send_output(self, done: _Pass) -> None:
         hop = self._hop(done)
         sent = _Sent()
         if hop is not None:

@@ -209,7 +209,8 @@ class ReplicaServer:
     def holds_work(self) -> bool:
         """Whether anything of the step under way would be lost with this replica."""
         intake = self.passes.intake
-        return bool(intake.queued or intake.held or self.host.stage.ledger.held)
+        busy = intake.queued or intake.held or self.passes.under_way
+        return bool(busy or self.host.stage.ledger.held)
 
     def heard_lately(self) -> bool:
         return self.quiet_s is not None and self.quiet_s < self.host.manifest.periods.lease_s

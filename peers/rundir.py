@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,7 +108,11 @@ class RunDirectory:
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        found = []
+        for line in lines[:-1]:
+            with suppress(ValueError):  # a full disk may have cut it
+                found.append(json.loads(line))
+        return found
 
     def write_weights(
         self, stage: int, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
@@ -117,7 +121,10 @@ class RunDirectory:
         path = self.path / f"stage-{stage}.safetensors"
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         with published(path) as temporary:
-            save_file(plain, temporary, metadata=dict(metadata))
+            try:
+                save_file(plain, temporary, metadata=dict(metadata))
+            except SafetensorError as error:  # it wraps what the disk says
+                raise OSError(str(error)) from error
         return path
 
     def load_weights(self) -> dict[int, dict[str, torch.Tensor]]:

@@ -55,7 +55,10 @@ class Shelf:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with published(self._path) as temporary:
             metadata = {"label": json.dumps(label.model_dump(mode="json"))}
-            save_file(dict(copy.vectors), temporary, metadata=metadata)
+            try:
+                save_file(dict(copy.vectors), temporary, metadata=metadata)
+            except SafetensorError as error:  # it wraps what the disk says
+                raise OSError(str(error)) from error
 
     def get(self, length: int, names: tuple[str, ...]) -> Copy | None:
         """What is there, if it is of this run and stage and of vectors ``names`` so long."""

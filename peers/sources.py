@@ -15,6 +15,12 @@ from swarm.types import Mark
 
 DIGEST_BYTES = 32
 
+PIECE = 1 << 18
+"""Values of each vector that are asked for at once, where nobody steps them meanwhile."""
+
+RUN = 16
+"""Pieces whose sums are asked for at once."""
+
 
 class Source(Protocol):
     """The state of one stage at one mark: flat float32 vectors, all of one ``length``."""

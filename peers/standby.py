@@ -11,6 +11,7 @@ import anyio
 from dht.records import TrainerState
 from peers import messages as msg
 from peers.lookout import Lookout, Sight
+from peers.trainer import MAX_TERM
 from peers.transport import Frame, refusal
 from swarm.core.lease import Watch
 from swarm.errors import BadInput
@@ -20,10 +21,12 @@ from swarm.types import Boot, PeerId
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Nobody leads the run. ``term``: the number for the next reign."""
+    """Nobody leads the run. ``term``: the number for the next reign. ``waited``: all that are
+    reached have heard no trainer for the patience."""
 
     term: int
     reason: str
+    waited: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ async def stand_by(
         }
         verdict = watch.looked(quiet, list(sight.announced), anyio.current_time())
         if verdict.may:
-            return TakeOver(next_term(sight), verdict.reason)
+            waited = min((s for _, s in quiet.values()), default=inf) >= periods.patience_s
+            return TakeOver(next_term(sight), verdict.reason, waited)
         why = verdict.reason.rsplit(" for ", 1)[0].rsplit(" heard a trainer", 1)[0]
         if why != said:
             said = why
@@ -92,13 +96,14 @@ async def stand_by(
 
 def next_term(sight: Sight) -> int:
     """One more than the highest number that was heard from replicas."""
-    return 1 + max((status.term for status in sight.statuses.values()), default=0)
+    terms = (status.term for status in sight.statuses.values())
+    return 1 + max((term for term in terms if term < MAX_TERM), default=0)
 
 
-def led_by_another(sight: Sight, me: PeerId, lease_s: float) -> PeerId | None:
+def led_by_another(sight: Sight, manifest: Manifest, me: PeerId) -> PeerId | None:
     """The trainer that a replica has heard within the lease, if it is not ``me``."""
     for status in sight.statuses.values():
-        heard = status.quiet_s is not None and status.quiet_s <= lease_s
-        if heard and status.trainer and status.trainer != me:
+        heard = status.quiet_s is not None and status.quiet_s <= manifest.periods.lease_s
+        if heard and status.trainer in manifest.trainers and status.trainer != me:
             return status.trainer
     return None

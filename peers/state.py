@@ -11,15 +11,12 @@ from torch import Tensor
 
 from peers import messages as msg
 from peers.rpc import Caller
-from peers.sources import DIGEST_BYTES, cut, digest
+from peers.sources import DIGEST_BYTES, PIECE, cut, digest
 from peers.tensors import RAW, Expected, unpack
 from swarm.core.backoff import Backoff
 from swarm.core.totals import Totals
 from swarm.errors import BadInput, SwarmError, TransportError
 from swarm.types import Mark, Replica
-
-PIECE = 1 << 18
-"""Values of each vector in one piece, where nobody steps them meanwhile."""
 
 AT_ONCE = 4
 """Pieces on their way at one time."""
@@ -46,9 +43,15 @@ class PieceSource:
     replica: Replica
     stage: int
 
-    async def ask(self, question: msg.Message) -> tuple[msg.Message, Sequence[memoryview]]:
-        """Raises TransportError, DonorBusy, or BadInput: it has not what was asked for."""
-        answer = await self.caller.call(self.replica.peer, question)
+    async def ask(
+        self, question: msg.Message, nbytes: int
+    ) -> tuple[msg.Message, Sequence[memoryview]]:
+        """``nbytes``: of the payload that is expected; its time limit follows from that.
+
+        Raises TransportError, DonorBusy, or BadInput: it has not what was asked for.
+        """
+        limit_s = self.caller.timeout_s + AT_ONCE * nbytes / self.caller.BYTES_PER_S
+        answer = await self.caller.call(self.replica.peer, question, timeout_s=limit_s)
         match answer.message:
             case msg.At(mark=other):
                 raise BadInput(f"is at {'no step' if other is None else f'step {other.t}'}")
@@ -79,7 +82,7 @@ async def fetch_piece(
         mark=mark,
         weights_only=vectors == 1,
     )
-    message, payload = await source.ask(question)
+    message, payload = await source.ask(question, 4 * count * vectors)
     if not isinstance(message, msg.Piece) or mark not in (None, message.mark):
         raise BadInput("another piece than the one that was asked for")
     expected = [Expected((count,), "float32", RAW)] * vectors
@@ -101,7 +104,7 @@ async def fetch_sum(source: PieceSource, mark: Mark, place: slice, *, exact: boo
         count=count,
         mark=mark,
     )
-    message, payload = await source.ask(question)
+    message, payload = await source.ask(question, (8 if exact else 4) * count)
     if not isinstance(message, msg.Ok):
         raise BadInput(f"answered {getattr(message, 'kind', message)}")
     dtype = "int64" if exact else "float32"
@@ -122,7 +125,8 @@ async def fetch_digests(source: PieceSource, mark: Mark, pieces: int) -> Told:
     question = msg.GetDigests(
         run=source.run_id, to=source.replica.boot, stage=source.stage, mark=mark
     )
-    message, payload = await source.ask(question)
+    # All pieces are hashed before the answer goes out, which takes the longer the more there are.
+    message, payload = await source.ask(question, 1000 * DIGEST_BYTES * pieces)
     if not isinstance(message, msg.Digests) or message.mark != mark:
         raise BadInput("other digests than those that were asked for")
     expected = [Expected((pieces, DIGEST_BYTES), "uint8", RAW)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
 from peers import messages as msg
 from peers.lookout import Lookout, Sight
 from peers.seed import Seed
-from peers.trainer import Superseded, Trainer
+from peers.trainer import MAX_TERM, Superseded, Trainer
 from swarm.core.takeover import Found, Reach, lacking, reach
 from swarm.errors import BadInput, TransportError
 from swarm.types import Mark, Replica
@@ -24,7 +24,7 @@ async def settle(
     *,
     fresh: bool,
     patience_s: float,
-    seed: Callable[[Mapping[Replica, msg.Held]], Seed],
+    seed: Callable[[Mapping[Replica, msg.Held]], Awaitable[Seed]],
     say: Callable[[str], None],
 ) -> None:
     """Go on from the highest mark that every stage can reach.
@@ -51,7 +51,7 @@ async def settle(
             return
         left_s = began + patience_s - anyio.current_time()
         if left_s <= 0:
-            _go_back(trainer, seed(held))
+            _go_back(trainer, await seed(held))
             return
         why = "; ".join(lacking(found, trainer.stages))
         if why != said:
@@ -80,8 +80,8 @@ async def _poll_all(trainer: Trainer, sight: Sight) -> dict[Replica, msg.Held]:
             return
         if isinstance(answer, msg.Held) and answer.stage == sight.stages[replica]:
             held[replica] = answer
-        elif isinstance(answer, msg.Refused) and answer.term is not None:
-            terms.append(answer.term)
+        elif isinstance(answer, msg.Refused) and 0 < (answer.term or 0) <= MAX_TERM:
+            terms.append(answer.term or 0)  # a higher one is nobody's honest count of starts
 
     async with anyio.create_task_group() as tasks:
         for replica in sight.statuses:

@@ -23,7 +23,7 @@ from swarm.core.closing import Closing
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import COUNTED, Flight, Pace, Stamps
 from swarm.core.journey import Journey
-from swarm.core.roster import Roster
+from swarm.core.roster import Roster, State
 from swarm.core.step import Decision, Remove, Step
 from swarm.core.takeover import Found
 from swarm.core.totals import Totals, fold
@@ -112,7 +112,7 @@ class Trainer:
         self._raised = False
         self.found_at: Mark | None = None
         self._inherited: list[Found] = []
-        self._obey_others: dict[Replica, int] = {}
+        self._obey_others: dict[Replica, tuple[int, int]] = {}
         self._empty_since: dict[int, float] = {}
         self._window: Window | None = None
         self._phases: dict[str, float] = {}
@@ -191,7 +191,9 @@ class Trainer:
             self._raised = True  # once: a trainer that lives would raise its own as well
             self.term = max(self.term, Term(term + 1, self.me.boot))
         else:
-            self._obey_others[replica] = term
+            member = self.roster.get(replica)
+            if member is not None:
+                self._obey_others[replica] = term, member.stage
             self.lose(replica, f"obeys another trainer, of term {term}")
         self.wake()
 
@@ -206,12 +208,11 @@ class Trainer:
         for stage, since in self._empty_since.items():
             if now >= since + self.manifest.periods.patience_s:
                 raise StageLost(stage)
-        for replica, term in self._obey_others.items():
-            member = self.roster.get(replica)
-            if member is not None and not self.ready(member.stage):
+        for term, stage in self._obey_others.values():
+            if not self.ready(stage):
                 raise Superseded(
                     f"another trainer leads this run (term {term}, ours is {self.term.number}), "
-                    f"and stage {member.stage} has nobody else"
+                    f"and stage {stage} has nobody else"
                 )
 
     def _lost_at(self) -> float:
@@ -221,17 +222,23 @@ class Trainer:
         """
         now = anyio.current_time()
         for stage in range(self.stages):
-            if self._may_wait or any(self.roster.ready(stage, mark) for mark in self.marks):
+            served = any(self.roster.ready(stage, mark) for mark in self.marks)
+            if served or self._may_wait(stage):
                 self._empty_since.pop(stage, None)
             else:
                 self._empty_since.setdefault(stage, now)
         patience_s = self.manifest.periods.patience_s
         return min(self._empty_since.values(), default=float("inf")) + patience_s
 
-    @property
-    def _may_wait(self) -> bool:
-        """Nothing has begun yet, or whoever comes can begin where we are."""
-        return self.seed is not None or (self.work is None and not self.begun)
+    def _may_wait(self, stage: int) -> bool:
+        """Nothing has begun yet, or whoever comes can begin where we are; but not if one has come
+        and does not get there."""
+        if self.seed is not None:
+            return not any(
+                member.stage == stage and member.state is State.JOINING
+                for member in self.roster.all()
+            )
+        return self.work is None and not self.begun
 
     # -- steps ------------------------------------------------------------------------------
 

@@ -14,6 +14,10 @@ Totals = tuple[Mapping[str, int], ...]
 """For each stage: peer -> microbatches."""
 
 
+MAX_NAMES = 6000
+"""In all stages together: totals travel in the header of a message, twice in some."""
+
+
 def fold(totals: Totals, counts: Sequence[Mapping[str, int]]) -> Totals:
     """``totals`` after a decision with ``counts`` was applied; the arguments stay as they are.
 
@@ -22,15 +26,17 @@ def fold(totals: Totals, counts: Sequence[Mapping[str, int]]) -> Totals:
     the same, in whatever order their mappings are.
     """
     none: Sequence[Mapping[str, int]] = [{}] * len(totals)
-    return tuple(_add(total, more) for total, more in zip(totals, (*counts, *none), strict=False))
+    most = max(2, min(MAX_PEERS, MAX_NAMES // max(1, len(totals))))
+    pairs = zip(totals, (*counts, *none), strict=False)
+    return tuple(_add(total, more, most) for total, more in pairs)
 
 
-def _add(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+def _add(total: Mapping[str, int], more: Mapping[str, int], most: int) -> dict[str, int]:
     merged: dict[str, int] = {}
     for source in (total, more):  # who is named already stays named
         for peer in sorted(source):
             if source[peer] > 0:
                 named = len(merged) - (OTHERS in merged)
-                name = peer if peer in merged or named < MAX_PEERS - 1 else OTHERS
+                name = peer if peer in merged or named < most - 1 else OTHERS
                 merged[name] = merged.get(name, 0) + source[peer]
     return merged

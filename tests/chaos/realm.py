@@ -41,6 +41,9 @@ class MemoryCheckpoints:
     def newest(self) -> Checkpoint | None:
         return self.kept[max(self.kept)] if self.kept else None
 
+    def all(self) -> list[Checkpoint]:
+        return [self.kept[mark] for mark in sorted(self.kept)]
+
     def clean(self) -> None:
         return
 
