@@ -31,10 +31,16 @@ class Contact:
         trainer = self._trainer
         while True:
             await anyio.sleep(trainer.manifest.periods.renew_s)
-            if trainer.settled:
-                for member in trainer.roster.all():
-                    if member.state in (State.READY, State.JOINING):
-                        trainer.tasks.start_soon(self._renew, member.replica)
+            for replica in self._to_renew():
+                trainer.tasks.start_soon(self._renew, replica)
+
+    def _to_renew(self) -> list[Replica]:
+        """Members and joiners; while the trainer finds out where the run is, whom it has polled."""
+        trainer = self._trainer
+        if not trainer.settled:
+            return sorted(trainer.polled)
+        serving = (State.READY, State.JOINING)
+        return [m.replica for m in trainer.roster.all() if m.state in serving]
 
     async def _renew(self, replica: Replica) -> None:
         trainer = self._trainer

@@ -201,6 +201,7 @@ class Leader:
         self._audience.leads(trainer)
         self._audience.phase("looking for the run's replicas")
         await self._swarm.transport.serve(trainer.inbox.handle)
+        tasks.start_soon(trainer.contact.renew_for_ever)
         await settle(
             trainer,
             self._lookout,
@@ -216,7 +217,6 @@ class Leader:
         if trainer.last_decision is not None:
             self._audience.step_done(trainer, told_of(trainer.last_decision, self.manifest.batch))
         tasks.start_soon(trainer.admissions.watch, self._swarm.directory)
-        tasks.start_soon(trainer.contact.renew_for_ever)
         await self._steps(trainer, self._keeper(tasks))
         await self._audience.complete(trainer)
         self.complete = True

@@ -80,6 +80,7 @@ async def _poll_all(trainer: Trainer, sight: Sight) -> dict[Replica, msg.Held]:
             return
         if isinstance(answer, msg.Held) and answer.stage == sight.stages[replica]:
             held[replica] = answer
+            trainer.polled.add(replica)
         elif isinstance(answer, msg.Refused) and 0 < (answer.term or 0) <= MAX_TERM:
             terms.append(answer.term or 0)  # a higher one is nobody's honest count of starts
 

@@ -108,6 +108,7 @@ class Trainer:
         self.totals: Totals = tuple({} for _ in range(self.stages))
         self.seed: Seed | None = None
         self.settled = True
+        self.polled: set[Replica] = set()
         self.begun = False
         self._raised = False
         self.found_at: Mark | None = None

@@ -135,9 +135,16 @@ class ChaosRealm(Realm):
         """Wait until each node that lives is READY at the run's mark."""
         self.resting = True
         give_up = anyio.current_time() + REST_S
+        outranked = False
         while True:
-            if self._leads_another(trainer):
-                await self.finished.wait()
+            if self.finished.is_set():
+                return
+            if self._leads_another(trainer):  # its end counts, unless it dies before that
+                outranked = True
+                await anyio.sleep(0.25)
+                continue
+            if outranked:  # the others still obey the one that died, and this run is over
+                self.finished.set()
                 return
             trainer.admissions.ask()
             astray = self._astray(trainer)

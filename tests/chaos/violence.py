@@ -197,6 +197,7 @@ class Violence:
 
     def _slow(self, fault: Fault, peer: Peer) -> None:
         factor = float(fault.how)
+        factor = min(factor, 3.0 / peer.unit_s)  # slowed twice, one pass would outlast the run
         peer.slow_down(factor)
         self._later(10.0, lambda: peer.slow_down(1 / factor))
 
