@@ -48,6 +48,10 @@ class Donors:
         self._failures.pop(replica, None)
         self._aside.pop(replica, None)
 
+    def has_given(self, replica: Replica) -> bool:
+        """Whether anything came from it, since one was preferred last."""
+        return replica in self._used
+
     def failed(self, replica: Replica, now: float) -> None:
         """It is left out for a while, longer each time."""
         failures = self._failures.get(replica, 0)

@@ -376,7 +376,10 @@ class Joiner:
             if other not in opinions and (more := await self._ask_digests(other, mark)):
                 opinions[other] = bytes(more.digests.flatten().tolist())
         votes = Counter(opinions.values())
-        right = max(sorted(opinions), key=lambda r: votes[opinions[r]])
+        # Of those whom most agree with, one that gave none of what was wrong.
+        right = max(
+            sorted(opinions), key=lambda r: (votes[opinions[r]], not self._donors.has_given(r))
+        )
         self._say(
             f"stage {self._host.stage.stage}: {len(wrong)} of {len(self._places)} pieces differ "
             f"from those of {witness.peer[-6:]}: they are copied again, from {right.peer[-6:]}"

@@ -121,10 +121,22 @@ def test_it_is_whole_when_all_pieces_are_at_the_newest_mark() -> None:
 def test_it_is_not_whole_while_a_copy_is_on_its_way() -> None:
     machine = joining(0)
     machine.take()
-    machine.stepped([0], MARKS[1])
+    machine.marks[0] = MARKS[1]
     assert not machine.whole
     machine.failed(0)
     assert machine.whole
+
+
+def test_pieces_that_are_being_stepped_are_not_copied_meanwhile() -> None:
+    machine = joining(0, 0)
+    machine.decided(MARKS[0], MARKS[1])
+    assert machine.take_at(MARKS[0]) == [0, 1]
+    assert machine.at(MARKS[0]) == []
+    machine.moved(MARKS[2])
+    assert machine.take() is None
+    machine.stepped([0], MARKS[1])
+    machine.lost([1])
+    assert {machine.take(), machine.take()} == {0, 1}
 
 
 @pytest.mark.parametrize(
