@@ -311,7 +311,10 @@ def test_a_sum_that_was_not_applied_is_not_given(owner: StageOwner) -> None:
 # -- from one version to another ------------------------------------------------------------
 
 
-def test_who_leaves_its_mark_holds_nothing_and_cannot_begin(owner: StageOwner) -> None:
+def test_who_leaves_its_mark_holds_nothing_and_begins_from_the_initial_weights(
+    owner: StageOwner,
+) -> None:
+    initial = owner.model.weights.clone()
     count(owner, 0, 1)
     told = summed(owner)
     owner.leave_mark()
@@ -321,8 +324,10 @@ def test_who_leaves_its_mark_holds_nothing_and_cannot_begin(owner: StageOwner) -
     assert not owner.model.accumulators.any()
     assert (owner.round, owner.sealed) == (None, None)
     assert owner.decide(told) is None
+    owner.model.weights += 1.0
     owner.begin()
-    assert owner.mark is None, "these are not the initial weights any more"
+    assert owner.mark == FRESH
+    assert torch.equal(owner.model.weights, initial)
 
 
 def test_who_arrives_counts_for_the_new_mark_alone(owner: StageOwner) -> None:
