@@ -113,7 +113,7 @@ def cases(folder, address, port, dropping, closed):
         ),
         "not a trainer": (
             coordinator(variant("trainers", ("seed = 7", f'seed = 7\ntrainers = ["{OTHER}"]'))),
-            ["not among the manifest's trainers", "own-"],
+            ["not among the run's trainers", "own-"],
         ),
         "unknown field": (["local", variant("field", ("{ steps", "{ stepz"))], ["run.stepz"]),
         "empty data": (
