@@ -31,12 +31,19 @@ async def at_once(function: Callable[[], T]) -> T:
     return function()
 
 
+class Shelved(Copy):
+    """The twin of ``StageReader``."""
+
+    def close(self) -> None:
+        return
+
+
 class MemoryCheckpoints:
     """The twin of ``CheckpointStore``: a disk that outlives the process that writes on it."""
 
     def __init__(self) -> None:
         self.kept: dict[Mark, Checkpoint] = {}
-        self.stages: dict[tuple[Mark, int], Copy] = {}
+        self.stages: dict[tuple[Mark, int], Shelved] = {}
 
     def newest(self) -> Checkpoint | None:
         return self.kept[max(self.kept)] if self.kept else None
@@ -50,7 +57,7 @@ class MemoryCheckpoints:
     def write(self, mark: Mark, applied: int, totals: Sequence[Mapping[str, int]]) -> MemoryWriter:
         return MemoryWriter(self, mark, applied, tuple(dict(counts) for counts in totals))
 
-    def open_stage(self, checkpoint: Checkpoint, stage: int) -> Copy:
+    def open_stage(self, checkpoint: Checkpoint, stage: int) -> Shelved:
         return self.stages[checkpoint.mark, stage]
 
 
@@ -62,11 +69,11 @@ class MemoryWriter:
     mark: Mark
     applied: int
     totals: tuple[dict[str, int], ...]
-    stages: dict[int, Copy] = field(default_factory=dict)
+    stages: dict[int, Shelved] = field(default_factory=dict)
 
     def add_stage(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        self.stages[stage] = Copy(self.mark, self.applied, self.totals, copies)
+        self.stages[stage] = Shelved(self.mark, self.applied, self.totals, copies)
 
     def finish(self) -> None:
         for stage, copy in self.stages.items():

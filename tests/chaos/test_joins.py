@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
+from peers import messages as msg
 from peers.faults import Delay, Drop, Rate, requests
+from peers.transport import Frame
+from swarm.types import Stamp
 from tests.chaos.audit import Audit
 from tests.chaos.harness import World, digits_manifest, reference, run_world
 
@@ -248,3 +251,28 @@ def test_what_a_joiner_needs_gets_lost_and_comes_late(kind: str, expected) -> No
     world = run_with(trouble, reference(MANIFEST, many), steps=many)
     late = world.of_stage(0)[1]
     assert counted_by(world, late.peer_id) > 0
+
+
+def test_a_join_that_comes_late_takes_nothing_from_a_member(expected) -> None:
+    """It was sent before the reset that admitted it."""
+    replies: list[dict] = []
+
+    async def trouble(world: World) -> None:
+        await world.reaches(3)
+        server = world.of_stage(1)[0].node.server
+        held, mark = set(server.host.stage.ledger.held), server.mark
+        old = msg.Join(
+            run=world.manifest.run_id,
+            to=server.host.me.boot,
+            stamp=Stamp(world.trainer.term, 1),
+            mark=mark,
+            members=[],
+        )
+        reply = await server.handle(world.trainer.me.peer, Frame(msg.header(old)))
+        replies.append(dict(reply.header))
+        assert server.mark == mark
+        assert server.orders.joiner is None
+        assert held <= set(server.host.stage.ledger.held)
+
+    run_with(trouble, expected)
+    assert replies[0]["kind"] == "at"

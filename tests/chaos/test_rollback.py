@@ -8,10 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from peers.checkpoints import Checkpoint, CheckpointUnusable
 from peers.leading import Start
 from tests.chaos.audit import Audit
 from tests.chaos.harness import digits_manifest, reference
-from tests.chaos.realm import MemoryCheckpoints, Realm, run_realm
+from tests.chaos.realm import MemoryCheckpoints, Realm, Shelved, run_realm
 
 STEPS = 10
 MANIFEST = digits_manifest(
@@ -163,3 +164,31 @@ def test_nodes_that_are_started_again_offer_what_they_keep(tmp_path: Path, expec
 
     realm = run_with(trouble, expected, shelves=tmp_path)
     assert realm.seats[1].reigns[-1].t == 3
+
+
+class Damaged(MemoryCheckpoints):
+    """The file of stage 1 in the newest checkpoint has other bytes than its hash says."""
+
+    def open_stage(self, checkpoint: Checkpoint, stage: int) -> Shelved:
+        if stage == 1 and checkpoint.mark == max(self.kept):
+            raise CheckpointUnusable("stage-1.safetensors: its bytes have changed")
+        return super().open_stage(checkpoint, stage)
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(expected) -> None:
+    async def trouble(realm: Realm) -> None:
+        await realm.reaches(8)
+        disk = Damaged()
+        first = realm.seats[0].disk
+        assert isinstance(first, MemoryCheckpoints)
+        disk.kept, disk.stages = first.kept, first.stages
+        await realm.kill_seat(realm.seats[0])
+        for stage in range(2):
+            await lose(realm, stage)
+        realm.seat(Start.RESUME, disk=disk)
+        for stage in range(2):
+            await realm.start(stage)
+
+    realm = run_with(trouble, expected)
+    assert realm.seats[1].reigns[-1].t == 3
+    assert any("is of no use" in line for line in realm.events)
