@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -89,21 +90,26 @@ class Admissions:
         if not trainer.settled:
             return
         for member in trainer.roster.to_ask(anyio.current_time(), *trainer.marks):
-            trainer.tasks.start_soon(self._ask, member)
+            trainer.tasks.start_soon(self._attempt, member.replica, self._ask)
 
-    async def _ask(self, member: Member) -> None:
-        trainer, replica = self._trainer, member.replica
+    async def _attempt(self, replica: Replica, deal: Callable[[Replica], Awaitable[None]]) -> None:
+        """``deal`` with a replica; where that fails, it is asked again after a while."""
+        trainer = self._trainer
         try:
-            question = msg.Question(run=trainer.manifest.run_id, detail=True)
-            answer = (await trainer.caller.call(replica.peer, question)).message
-            if not isinstance(answer, msg.Status):
-                raise BadInput(f"answered {answer.kind} to a question")
-            if answer.boot != replica.boot:
-                raise BadInput("has restarted")
-            await self._answered(replica, answer)
+            await deal(replica)
         except (TransportError, BadInput) as error:
             trainer.roster.unanswered(replica, str(error), anyio.current_time(), trainer.rng)
         trainer.wake()
+
+    async def _ask(self, replica: Replica) -> None:
+        trainer = self._trainer
+        question = msg.Question(run=trainer.manifest.run_id, detail=True)
+        answer = (await trainer.caller.call(replica.peer, question)).message
+        if not isinstance(answer, msg.Status):
+            raise BadInput(f"answered {answer.kind} to a question")
+        if answer.boot != replica.boot:
+            raise BadInput("has restarted")
+        await self._answered(replica, answer)
 
     def ready(self, replica: Replica, mark: Mark) -> None:
         """``replica`` says that it has the whole state at ``mark``: admit it, or ask it again."""
@@ -115,20 +121,12 @@ class Admissions:
             trainer.roster.ask_soon(replica, now)
             return
         member.asking = True
-        trainer.tasks.start_soon(self._admit_ready, replica)
-
-    async def _admit_ready(self, replica: Replica) -> None:
-        try:
-            await self._admit(replica, begin=False)
-        except (TransportError, BadInput) as error:
-            trainer = self._trainer
-            trainer.roster.unanswered(replica, str(error), anyio.current_time(), trainer.rng)
-        self._trainer.wake()
+        trainer.tasks.start_soon(self._attempt, replica, partial(self._admit, begin=False))
 
     async def _answered(self, replica: Replica, answer: msg.Status) -> None:
         trainer = self._trainer
         if Term(answer.term, answer.term_boot) > trainer.term:
-            trainer.outranked(replica, answer.term)
+            trainer.reign.outranked(replica, answer.term)
         member = trainer.roster.get(replica)
         if member is not None:
             self.learnt(member.stage, answer.values)
@@ -156,7 +154,7 @@ class Admissions:
                 await self._admit(replica, begin=False)
             case Admission.JOIN:
                 if trainer.mark == FRESH and answer.mark is not None:
-                    trainer.found_at = answer.mark
+                    trainer.reign.found_at = answer.mark
                 await self._join(replica)
 
     async def _join(self, replica: Replica) -> None:
@@ -178,8 +176,7 @@ class Admissions:
         else:
             return
         answer = (await trainer.caller.call(replica.peer, message)).message
-        if isinstance(answer, msg.Refused) and answer.term is not None:
-            trainer.outranked(replica, answer.term)
+        trainer.reign.refused(replica, answer)
         if not isinstance(answer, msg.At):
             raise BadInput(getattr(answer, "reason", answer.kind))
         if member.state is not State.JOINING:
@@ -209,7 +206,7 @@ class Admissions:
             copies=seed.copies,
             sources=[*holders, *([trainer.me] if seed.source is not None else [])],
             applied=seed.applied,
-            totals=[dict(counts) for counts in seed.totals],
+            totals=msg.plain(seed.totals),
         )
 
     def _may_follow(self, replica: Replica) -> bool:
@@ -222,15 +219,14 @@ class Admissions:
         mark = trainer.mark
         message = self._reset(replica, begin=begin)
         answer = (await trainer.caller.call(replica.peer, message)).message
-        if isinstance(answer, msg.Refused) and answer.term is not None:
-            trainer.outranked(replica, answer.term)
+        trainer.reign.refused(replica, answer)
         if not isinstance(answer, msg.At):
             raise BadInput(getattr(answer, "reason", answer.kind))
         member = trainer.roster.get(replica)
         if member is None or answer.mark != mark or trainer.mark != mark:
             raise BadInput("the run went on meanwhile")
         trainer.roster.admitted(replica, mark)
-        trainer.obeys_us(replica)
+        trainer.reign.obeyed(replica)
         if trainer.work is not None:
             trainer.work.admitted(replica, stage=member.stage)
         trainer.on_event(f"{replica.peer[-6:]} serves stage {member.stage} at step {mark.t}")

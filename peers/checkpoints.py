@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from peers.fields import MAX_STAGES, Count, WireMark
+from peers.rundir import sync
 from swarm.errors import SwarmError, UserError
 from swarm.types import Mark, PeerId
 
@@ -182,7 +183,7 @@ class CheckpointStore:
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                _sync(self.folder.parent)
+                sync(self.folder.parent)
             temporary.mkdir()
             held = _hold(temporary)
         except BaseException as error:
@@ -243,7 +244,7 @@ class CheckpointStore:
         number = max((int(twin[1] or 1) for twin in twins if twin), default=0) + 1
         path = self.folder / (name if number == 1 else f"{name}-{number}")
         os.rename(temporary, path)
-        _sync(self.folder)
+        sync(self.folder)
         return path
 
     def _prune(self, written: Path) -> None:
@@ -261,7 +262,7 @@ class CheckpointStore:
             hidden = self.folder / f".old-{path.name}-{secrets.token_hex(4)}"
             try:
                 os.rename(path, hidden)
-                _sync(self.folder)
+                sync(self.folder)
             except OSError as error:
                 self._say_once(f"cannot remove checkpoint {_shown(path)}: {_reason(error)}")
             _delete(hidden)  # what does not go now goes at the next start
@@ -549,14 +550,6 @@ def _held(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -57,8 +57,7 @@ class Contact:
         except (TransportError, BadInput) as error:
             log.debug("%s did not hear that we live: %s", replica.peer, error)
             return
-        if isinstance(answer, msg.Refused) and answer.term is not None:
-            trainer.outranked(replica, answer.term)
+        trainer.reign.refused(replica, answer)
 
     async def finish(self, reason: str) -> None:
         """Tell every replica that the run is over."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peers.checkpoints import CheckpointStore
 from peers.entering import Entered, Entry, entered, wire_limits
+from peers.fields import plain
 from peers.finding import learn_run
 from peers.leading import Leader, Start, check_may_lead
 from peers.plots import plot_run
@@ -237,7 +238,7 @@ class Coordinator:
                 "weights_sha256": result.sha256,
                 "resent": sum(line["resent"] for line in metrics),
                 "skipped": sum(line["skipped"] for line in metrics),
-                "microbatches_by_peer": [dict(counts) for counts in result.totals],
+                "microbatches_by_peer": plain(result.totals),
             }
         )
 

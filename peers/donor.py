@@ -15,6 +15,7 @@ from peers.lane import Lane
 from peers.shelf import Shelf
 from peers.sources import PIECE, RUN, Copy, digests
 from peers.tensors import RAW, pack
+from swarm.core.totals import Totals
 from swarm.types import Mark, PeerId
 
 log = logging.getLogger("swarm.node")
@@ -131,19 +132,18 @@ class Donor:
         answer = msg.Digests(
             mark=message.mark,
             applied=applied,
-            totals=[dict(counts) for counts in totals],
+            totals=msg.plain(totals),
             tensors=metas,
         )
         return answer, payload
 
-    def _live_digests(self, mark: Mark) -> tuple[Tensor, int, tuple[dict[str, int], ...]] | None:
+    def _live_digests(self, mark: Mark) -> tuple[Tensor, int, Totals] | None:
         stage = self._host.stage
         if stage.mark != mark:
             return None
-        totals = tuple(dict(counts) for counts in stage.totals)
         if self._told is None or self._told[0] != mark:
             self._told = mark, digests(list(stage.model.state().values()), self._piece)
-        return self._told[1], stage.applied, totals
+        return self._told[1], stage.applied, stage.totals
 
     # -- what leads on from there -----------------------------------------------------------
 

@@ -6,7 +6,7 @@ Names travel as short lists: a stamp or mark is ``[term number, boot, n]``, a re
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Annotated
 
@@ -125,6 +125,11 @@ Counts = Annotated[
 Totals = Annotated[list[Counts], Field(max_length=MAX_STAGES)]
 
 
+def plain(totals: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    """Counts of all stages as they travel, and as they are written down."""
+    return [dict(counts) for counts in totals]
+
+
 class Round(Message):
     """One stage's round, and the digest of its sum."""
 
@@ -160,7 +165,7 @@ class WireDecision(Message):
             bias1=update.bias1,
             bias2=update.bias2,
             skip=update.skip,
-            counts=[dict(counts) for counts in decision.counts],
+            counts=plain(decision.counts),
             loss=decision.loss if isfinite(decision.loss) else None,
             norm=decision.norm if isfinite(decision.norm) else None,
             applied=decision.applied,

@@ -71,9 +71,8 @@ class Inbox:
 
     def _status(self, *, detail: bool) -> msg.Status:
         trainer = self._trainer
-        need = trainer.needed
-        lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
-        why = f"waits for ready replicas: {', '.join(lacks)}" if lacks else ""
+        lacks = trainer.lacks
+        why = f"waits for ready replicas: {lacks}" if lacks else ""
         return msg.Status(
             boot=trainer.me.boot,
             role="trainer",
@@ -172,7 +171,7 @@ def _from_seed(seed: Seed, message: msg.GetState | msg.GetDigests, size: int) ->
     source = seed.source(message.stage)
     if isinstance(message, msg.GetDigests):
         metas, payload = pack([(digests(source.piece(0, source.length), size), RAW)])
-        totals = [dict(counts) for counts in seed.totals]
+        totals = msg.plain(seed.totals)
         answer = msg.Digests(mark=seed.copies, applied=seed.applied, totals=totals, tensors=metas)
         return answer, payload
     stop = message.start + message.count

@@ -254,10 +254,7 @@ class Instructions:
             log.debug("%s %s: %s", replica.peer, else_removed, error)
             trainer.lose(replica, f"{else_removed} ({_brief(error)})")
             return None
-        if isinstance(answer, msg.Refused) and answer.term is not None:
-            trainer.outranked(replica, answer.term)
-            return None
-        return answer
+        return None if trainer.reign.refused(replica, answer) else answer
 
 
 def _brief(error: TransportError | BadInput) -> str:

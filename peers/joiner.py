@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
-from rich.filesize import decimal
 from torch import Tensor
 
 from peers import messages as msg
 from peers.donors import Donors
 from peers.host import Host
 from peers.lane import Lane
+from peers.pace import Pace
 from peers.sources import RUN, Copy, cut, digests
 from peers.state import DonorBusy, PieceSource, Told, fetch_digests, fetch_piece, fetch_sum
 from swarm.core.backoff import Backoff
 from swarm.core.joining import Joining, runs
 from swarm.core.step import Decision
 from swarm.core.totals import Totals
-from swarm.errors import BadInput, SwarmError, TransportError
+from swarm.errors import BadInput, TransportError
 from swarm.types import FRESH, Mark, Replica
 
 log = logging.getLogger("swarm.node")
@@ -34,17 +34,8 @@ AGAIN = Backoff(first_s=0.1, cap_s=3.0)
 WAIT_S = 5.0
 """How long a donor is asked to wait for its next decision, and how often readiness is told."""
 
-FULL_COPIES = 3
-"""So often may the whole state have come in without an end; then the link is too slow."""
-
-SAY_EVERY_S = 3.0
-
 WITNESSES = 4
 """So many are asked at most where two replicas differ."""
-
-
-class TooSlow(SwarmError):
-    """This machine's link cannot carry one sum a step."""
 
 
 @dataclass(slots=True)
@@ -91,7 +82,6 @@ class Joiner:
         stage = host.stage
         self._places = cut(stage.model.length, host.manifest.limits.state_piece)
         self._vectors = len(stage.model.state())
-        self._bytes = 4 * stage.model.length * self._vectors
         known = stage.mark if order.copies is None else None
         if known is not None and known > order.mark:
             known = None  # of a timeline that was abandoned
@@ -101,19 +91,16 @@ class Joiner:
         self._news: Decision | None = None
         self._offered: Mark | None = None
         self._offered_at = float("-inf")
-        self._received = self._copied = 0
-        self._began, self._said = anyio.current_time(), float("-inf")
-        self._decisions = self._contradictions = 0
+        self._contradictions = 0
+        state_bytes = 4 * stage.model.length * self._vectors
+        self._pace = Pace(stage.stage, state_bytes, stage.model.accumulators.nbytes, say)
         self._wake = anyio.Event()
 
     def can_follow(self, order: Order) -> bool:
         """Whether what is here is of use for ``order``. Each piece knows its mark; only the pieces
         of a checkpoint have been given another name."""
         ours = self.order
-        return (order.copies, order.mark if order.copies is not None else None) == (
-            ours.copies,
-            ours.mark if ours.copies is not None else None,
-        )
+        return order.copies == ours.copies and (order.copies is None or order.mark == ours.mark)
 
     def update(self, order: Order) -> None:
         """The trainer says it again: others may be there to copy from."""
@@ -224,10 +211,10 @@ class Joiner:
         self._donors.gave(donor)
         await self._put(place, tensors)
         self._joining.copied(piece, self.order.mark if copies is not None else mark)
-        self._copied += sum(tensor.nbytes for tensor in tensors)
-        self._received += sum(tensor.nbytes for tensor in tensors)
-        self._tell_progress()
-        self._check_pace()
+        self._pace.copied(sum(tensor.nbytes for tensor in tensors))
+        self._pace.tell(self.progress)
+        if not self._joining.whole:
+            self._pace.check()
         self._notify()
         return True
 
@@ -282,7 +269,7 @@ class Joiner:
         match answer:
             case msg.Decided() if answer.decision.mark == head and answer.decision.to > head:
                 self._news = answer.decision.decision()
-                self._decisions += 1
+                self._pace.decided()
                 self._joining.decided(self._news.mark, self._news.to)
             case msg.At(mark=other) if other is not None and other >= head:
                 self._joining.moved(other)  # one that we missed, or nothing new yet
@@ -305,7 +292,7 @@ class Joiner:
             async with anyio.create_task_group() as tasks:
                 for run in runs(pieces, RUN):
                     tasks.start_soon(self._step_run, decision, run, limiter)
-        self._tell_progress()
+        self._pace.tell(self.progress)
 
     async def _step_run(
         self, decision: Decision, run: range, limiter: anyio.CapacityLimiter
@@ -316,7 +303,7 @@ class Joiner:
             if sums is None:
                 self._joining.lost(run)
                 return
-            self._received += sums.nbytes
+            self._pace.summed(sums.nbytes)
             model = self._host.stage.model
 
             def apply() -> None:
@@ -358,10 +345,8 @@ class Joiner:
 
     async def _ask_digests(self, witness: Replica, mark: Mark) -> Told | None:
         try:
-            told = await fetch_digests(self._source(witness), mark, len(self._places))
-            if len(told.totals) != self._host.manifest.stages.count:
-                raise BadInput("totals of another number of stages")
-            return told
+            pieces, stages = len(self._places), self._host.manifest.stages.count
+            return await fetch_digests(self._source(witness), mark, pieces, stages=stages)
         except (TransportError, BadInput) as error:
             log.info("%s did not tell its digests: %s", witness.peer[-6:], error)
             self._donors.failed(witness, anyio.current_time())
@@ -389,7 +374,7 @@ class Joiner:
         self._joining.lost(wrong)
         self._donors.prefer(right)
         self._contradictions += 1
-        self._copied = 0
+        self._pace.forgive()
         await anyio.sleep(AGAIN.pause(self._contradictions, self._host.rng))
         self._notify()
 
@@ -408,32 +393,3 @@ class Joiner:
         ready = msg.Ready(run=host.manifest.run_id, boot=host.me.boot, mark=mark)
         # Not waited for: the next decision may be here before the answer is.
         host.tasks.start_soon(partial(host.tell_trainer, ready, tries=2))
-
-    # -- how it goes ------------------------------------------------------------------------
-
-    def _tell_progress(self) -> None:
-        now = anyio.current_time()
-        if now - self._said < SAY_EVERY_S:
-            return
-        self._said = now
-        rate = self._received / max(1e-9, now - self._began)
-        self._say(f"{self.progress} of {decimal(self._bytes)}, {decimal(int(rate))}/s")
-
-    def _check_pace(self) -> None:
-        """Whether the link carries one sum a step; it is judged late, after much patience."""
-        if self._copied <= FULL_COPIES * self._bytes or self._joining.whole or not self._decisions:
-            return
-        elapsed = anyio.current_time() - self._began
-        step_s, sums = elapsed / self._decisions, self._sum_bytes()
-        if self._received / elapsed > 2 * sums / step_s:
-            self._copied = 0  # the link would do: something else has cost the copies
-            return
-        raise TooSlow(
-            f"stage {self._host.stage.stage} needs {decimal(sums)} in each step of {step_s:.1f} s, "
-            f"{decimal(int(sums / step_s))}/s and more to catch up, and this link carried "
-            f"{decimal(int(self._received / elapsed))}/s: it cannot keep up. Serve a smaller "
-            "stage (--stage), or come back with a faster link"
-        )
-
-    def _sum_bytes(self) -> int:
-        return self._host.stage.model.accumulators.nbytes

@@ -149,10 +149,9 @@ class Keeper:
             raise StateLost(f"stage {stage} is said to have {length} values, more than the model")
         vectors = await fetch_state(sources, mark=mark, length=length, vectors=len(self._names))
         size = self._manifest.limits.state_piece
-        told = await fetch_digests(sources[-1], mark, len(cut(length, size)))
+        stages = self._manifest.stages.count
+        told = await fetch_digests(sources[-1], mark, len(cut(length, size)), stages=stages)
         wrong = await self._blocking(partial(differing, vectors, told, size))
-        if len(told.totals) != self._manifest.stages.count:
-            raise StateLost(f"stage {stage} told totals of {len(told.totals)} stages")
         if wrong:
             raise StateLost(f"{len(wrong)} pieces of stage {stage} came with other bits")
         return vectors, told.applied, told.totals

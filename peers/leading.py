@@ -19,12 +19,13 @@ from peers.entering import Entered
 from peers.executor import Blocking, in_thread
 from peers.keeping import Files, Keeper
 from peers.lookout import Lookout
+from peers.reign import RunGoesOn, StageLost, Superseded
 from peers.rpc import Caller
 from peers.seed import Seed
 from peers.standby import RunOver, StandbyInbox, led_by_another, next_term, stand_by
 from peers.steps import StepDone, told_of
 from peers.takeover import settle
-from peers.trainer import RunGoesOn, StageLost, Superseded, Trainer
+from peers.trainer import Trainer
 from swarm.data import Batches
 from swarm.errors import SwarmError, UserError
 from swarm.manifest import Manifest

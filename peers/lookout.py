@@ -13,7 +13,7 @@ from peers import messages as msg
 from peers.rpc import Caller
 from swarm.errors import BadInput, TransportError
 from swarm.manifest import Manifest
-from swarm.types import PeerId, Replica
+from swarm.types import Boot, PeerId, Replica
 
 log = logging.getLogger("swarm")
 
@@ -86,24 +86,23 @@ class Lookout:
         sight.stages = dict(self._known)
 
     async def _ask(self, sight: Sight, replica: Replica, detail: bool) -> None:
-        question = msg.Question(run=self._manifest.run_id, to=replica.boot, detail=detail)
         try:
-            answer = (await self._caller.call(replica.peer, question)).message
-            if not isinstance(answer, msg.Status):
-                raise BadInput(getattr(answer, "reason", answer.kind))
+            sight.statuses[replica] = await self._status(replica.peer, replica.boot, detail)
+            self._vain.pop(replica, None)
         except (TransportError, BadInput) as error:
             self._vain[replica] = self._vain.get(replica, 0) + 1
             sight.silent[replica] = str(error)
-            return
-        self._vain.pop(replica, None)
-        sight.statuses[replica] = answer
 
     async def _ask_trainer(self, sight: Sight, peer: PeerId) -> None:
-        question = msg.Question(run=self._manifest.run_id, detail=True)
         try:
-            answer = (await self._caller.call(peer, question)).message
+            sight.trainer_statuses[peer] = await self._status(peer, "", detail=True)
         except (TransportError, BadInput) as error:
             log.debug("trainer %s does not answer: %s", peer, error)
-            return
-        if isinstance(answer, msg.Status):
-            sight.trainer_statuses[peer] = answer
+
+    async def _status(self, peer: PeerId, boot: Boot, detail: bool) -> msg.Status:
+        """Raises TransportError, or BadInput for any other answer."""
+        question = msg.Question(run=self._manifest.run_id, to=boot, detail=detail)
+        answer = (await self._caller.call(peer, question)).message
+        if not isinstance(answer, msg.Status):
+            raise BadInput(getattr(answer, "reason", answer.kind))
+        return answer

@@ -33,6 +33,7 @@ from peers.fields import (
     WireReplica,
     WireStamp,
     pack_numbers,
+    plain,
 )
 from peers.replies import (
     At,
@@ -71,6 +72,7 @@ __all__ = [
     "TensorMeta",
     "WireDecision",
     "pack_numbers",
+    "plain",
 ]
 
 

@@ -229,10 +229,10 @@ class Orders:
             losses=sorted(stage.losses.items()),
             sum=None if sealed is None else Round(stamp=sealed.round, digest=sealed.digest),
             decision=None if decision is None else WireDecision.of(decision),
-            totals=[dict(counts) for counts in stage.totals],
+            totals=msg.plain(stage.totals),
             kept=None if kept is None else kept.mark,
             kept_applied=0 if kept is None else kept.applied,
-            kept_totals=[] if kept is None else [dict(counts) for counts in kept.totals],
+            kept_totals=[] if kept is None else msg.plain(kept.totals),
         )
 
 

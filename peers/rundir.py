@@ -213,9 +213,9 @@ def published(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -226,7 +226,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have what ``path`` holds, a file or a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

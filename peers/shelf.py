@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from peers.fields import Count, Totals, WireMark
+from peers.fields import Count, Totals, WireMark, plain
 from peers.rundir import published
 from peers.sources import Copy
 
@@ -50,7 +50,7 @@ class Shelf:
             stage=self._stage,
             mark=copy.mark,
             applied=copy.applied,
-            totals=[dict(counts) for counts in copy.totals],
+            totals=plain(copy.totals),
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with published(self._path) as temporary:

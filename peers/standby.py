@@ -11,7 +11,7 @@ import anyio
 from dht.records import TrainerState
 from peers import messages as msg
 from peers.lookout import Lookout, Sight
-from peers.trainer import MAX_TERM
+from peers.reign import MAX_TERM
 from peers.transport import Frame, refusal
 from swarm.core.lease import Watch
 from swarm.errors import BadInput

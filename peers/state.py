@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import torch
@@ -43,6 +44,16 @@ class PieceSource:
     replica: Replica
     stage: int
 
+    def values(self, place: slice) -> dict[str, Any]:
+        """What a request for the values at ``place`` says of whom and what it asks."""
+        return {
+            "run": self.run_id,
+            "to": self.replica.boot,
+            "stage": self.stage,
+            "start": place.start,
+            "count": place.stop - place.start,
+        }
+
     async def ask(
         self, question: msg.Message, nbytes: int
     ) -> tuple[msg.Message, Sequence[memoryview]]:
@@ -73,15 +84,7 @@ async def fetch_piece(
         TransportError, BadInput: why it cannot be had there.
     """
     count = place.stop - place.start
-    question = msg.GetState(
-        run=source.run_id,
-        to=source.replica.boot,
-        stage=source.stage,
-        start=place.start,
-        count=count,
-        mark=mark,
-        weights_only=vectors == 1,
-    )
+    question = msg.GetState(**source.values(place), mark=mark, weights_only=vectors == 1)
     message, payload = await source.ask(question, 4 * count * vectors)
     if not isinstance(message, msg.Piece) or mark not in (None, message.mark):
         raise BadInput("another piece than the one that was asked for")
@@ -96,14 +99,7 @@ async def fetch_sum(source: PieceSource, mark: Mark, place: slice, *, exact: boo
         TransportError, BadInput: why it cannot be had there.
     """
     count = place.stop - place.start
-    question = msg.GetDecidedSum(
-        run=source.run_id,
-        to=source.replica.boot,
-        stage=source.stage,
-        start=place.start,
-        count=count,
-        mark=mark,
-    )
+    question = msg.GetDecidedSum(**source.values(place), mark=mark)
     message, payload = await source.ask(question, (8 if exact else 4) * count)
     if not isinstance(message, msg.Ok):
         raise BadInput(f"answered {getattr(message, 'kind', message)}")
@@ -120,8 +116,12 @@ class Told:
     totals: Totals
 
 
-async def fetch_digests(source: PieceSource, mark: Mark, pieces: int) -> Told:
-    """Raises TransportError, or BadInput: why they cannot be had there."""
+async def fetch_digests(source: PieceSource, mark: Mark, pieces: int, *, stages: int) -> Told:
+    """Of all ``pieces`` at ``mark``, and the totals of a run of so many ``stages``.
+
+    Raises:
+        TransportError, BadInput: why they cannot be had there.
+    """
     question = msg.GetDigests(
         run=source.run_id, to=source.replica.boot, stage=source.stage, mark=mark
     )
@@ -129,6 +129,8 @@ async def fetch_digests(source: PieceSource, mark: Mark, pieces: int) -> Told:
     message, payload = await source.ask(question, 1000 * DIGEST_BYTES * pieces)
     if not isinstance(message, msg.Digests) or message.mark != mark:
         raise BadInput("other digests than those that were asked for")
+    if len(message.totals) != stages:
+        raise BadInput(f"totals of {len(message.totals)} stages, not {stages}")
     expected = [Expected((pieces, DIGEST_BYTES), "uint8", RAW)]
     found = unpack(message.tensors, payload, expected)[0]
     return Told(found, message.applied, tuple(message.totals))

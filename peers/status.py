@@ -118,9 +118,8 @@ class Monitor:
     def _phase(self, trainer: Trainer) -> str:
         if self.phase != "waiting for replicas":
             return self.phase
-        need = trainer.needed
-        lacks = [f"stage {stage} has {count} of {need}" for stage, count in trainer.missing()]
-        return f"waiting for replicas: {', '.join(lacks)}" if lacks else "starting"
+        lacks = trainer.lacks
+        return f"waiting for replicas: {lacks}" if lacks else "starting"
 
     def _warnings(self, trainer: Trainer) -> tuple[str, ...]:
         if trainer.work is None:

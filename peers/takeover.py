@@ -9,8 +9,9 @@ import anyio
 
 from peers import messages as msg
 from peers.lookout import Lookout, Sight
+from peers.reign import MAX_TERM, Superseded
 from peers.seed import Seed
-from peers.trainer import MAX_TERM, Superseded, Trainer
+from peers.trainer import Trainer
 from swarm.core.takeover import Found, Reach, lacking, reach
 from swarm.errors import BadInput, TransportError
 from swarm.types import Mark, Replica

@@ -15,6 +15,7 @@ from peers.contact import Contact
 from peers.executor import Blocking, in_thread
 from peers.inbox import Inbox
 from peers.instructions import Instructions
+from peers.reign import Reign
 from peers.rpc import Caller
 from peers.seed import Seed
 from peers.steps import Heard, StepDone
@@ -23,43 +24,23 @@ from swarm.core.closing import Closing
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import COUNTED, Flight, Pace, Stamps
 from swarm.core.journey import Journey
-from swarm.core.roster import Roster, State
+from swarm.core.roster import Roster
 from swarm.core.step import Decision, Remove, Step
 from swarm.core.takeover import Found
 from swarm.core.totals import Totals, fold
 from swarm.core.update import Update, global_norm, make_update
 from swarm.core.wiring import Window, Wiring
 from swarm.data import Batches
-from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.types import FRESH, Mark, PeerId, Replica, Stamp, Term
 
 log = logging.getLogger("swarm.trainer")
 
 
-MAX_TERM = 1 << 32
-"""A higher number is no honest count of trainers' starts."""
-
 GRACE = 0.1
 """Share of the last step's time for which a step waits for those that still apply the last one."""
 
 PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
-
-
-class Superseded(SwarmError):
-    """Another trainer of a higher term leads the run."""
-
-
-class RunGoesOn(SwarmError):
-    """A run that was to begin here is found at a later step."""
-
-
-class StageLost(SwarmError):
-    """A stage has had no replica at the run's mark for the patience."""
-
-    def __init__(self, stage: int) -> None:
-        super().__init__(f"stage {stage} has lost all its replicas")
-        self.stage = stage
 
 
 class Trainer:
@@ -109,12 +90,7 @@ class Trainer:
         self.seed: Seed | None = None
         self.settled = True
         self.polled: set[Replica] = set()
-        self.begun = False
-        self._raised = False
-        self.found_at: Mark | None = None
         self._inherited: list[Found] = []
-        self._obey_others: dict[Replica, tuple[int, int]] = {}
-        self._empty_since: dict[int, float] = {}
         self._window: Window | None = None
         self._phases: dict[str, float] = {}
         self._counted_at = float("inf")
@@ -124,6 +100,7 @@ class Trainer:
         self.instructions = Instructions(self)
         self.inbox = Inbox(self)
         self.contact = Contact(self)
+        self.reign = Reign(self)
 
     # -- stages -----------------------------------------------------------------------------
 
@@ -139,9 +116,16 @@ class Trainer:
         return [(stage, count) for stage, count in have if count < self.needed]
 
     @property
+    def lacks(self) -> str:
+        """``missing`` in words; empty if nothing is."""
+        return ", ".join(
+            f"stage {stage} has {count} of {self.needed}" for stage, count in self.missing()
+        )
+
+    @property
     def needed(self) -> int:
         """How many replicas each stage has to have before the next step begins."""
-        return 1 if self.begun else self.manifest.start.replicas
+        return 1 if self.reign.begun else self.manifest.start.replicas
 
     @property
     def standing(self) -> Decision | None:
@@ -160,86 +144,24 @@ class Trainer:
     async def wait_for_start(self) -> None:
         """Until each stage has its replicas at the run's mark."""
         while self.missing():
-            self._check()
+            self.reign.check()
             await self._pause(float("inf"))
 
     async def members(self, stage: int) -> list[Replica]:
         """The replicas of ``stage`` at the run's mark, once there are any."""
         while not self.ready(stage):
-            self._check()
+            self.reign.check()
             await self._pause(float("inf"))
         return self.ready(stage)
 
     async def _pause(self, until: float) -> None:
         """Until something happens, ``until``, or the next question to a stranger is due."""
         self.admissions.ask()
-        until = min(until, self.roster.next_ask(*self.marks), self._lost_at())
+        until = min(until, self.roster.next_ask(*self.marks), self.reign.lost_at())
         with anyio.move_on_at(until) if until < float("inf") else anyio.CancelScope():
             await self._wake.wait()
         if self._wake.is_set():
             self._wake = anyio.Event()
-
-    def outranked(self, replica: Replica, term: int) -> None:
-        """``replica`` says that it obeys a trainer of a higher ``term``.
-
-        Before a fresh run's first step we take a higher term still, once. Later it is simply not
-        ours any more: anybody can claim anything, so the run ends only where a stage has nobody
-        left.
-        """
-        if term > MAX_TERM:
-            log.warning("%s claims a term of %d: ignored", replica.peer, term)
-        elif not self.begun and self.work is None and not self._raised:
-            self._raised = True  # once: a trainer that lives would raise its own as well
-            self.term = max(self.term, Term(term + 1, self.me.boot))
-        else:
-            member = self.roster.get(replica)
-            if member is not None:
-                self._obey_others[replica] = term, member.stage
-            self.lose(replica, f"obeys another trainer, of term {term}")
-        self.wake()
-
-    def obeys_us(self, replica: Replica) -> None:
-        """``replica`` has obeyed: whatever it said of another trainer is over."""
-        self._obey_others.pop(replica, None)
-
-    def _check(self) -> None:
-        if self.found_at is not None and self.work is None:
-            raise RunGoesOn(f"this run is at step {self.found_at.t} already")
-        now = anyio.current_time()
-        for stage, since in self._empty_since.items():
-            if now >= since + self.manifest.periods.patience_s:
-                raise StageLost(stage)
-        for term, stage in self._obey_others.values():
-            if not self.ready(stage):
-                raise Superseded(
-                    f"another trainer leads this run (term {term}, ours is {self.term.number}), "
-                    f"and stage {stage} has nobody else"
-                )
-
-    def _lost_at(self) -> float:
-        """When the first of the stages that nobody serves is given up.
-
-        Whoever is still asked may fill it yet. Before the run has begun nothing is lost.
-        """
-        now = anyio.current_time()
-        for stage in range(self.stages):
-            served = any(self.roster.ready(stage, mark) for mark in self.marks)
-            if served or self._may_wait(stage):
-                self._empty_since.pop(stage, None)
-            else:
-                self._empty_since.setdefault(stage, now)
-        patience_s = self.manifest.periods.patience_s
-        return min(self._empty_since.values(), default=float("inf")) + patience_s
-
-    def _may_wait(self, stage: int) -> bool:
-        """Nothing has begun yet, or whoever comes can begin where we are; but not if one has come
-        and does not get there."""
-        if self.seed is not None:
-            return not any(
-                member.stage == stage and member.state is State.JOINING
-                for member in self.roster.all()
-            )
-        return self.work is None and not self.begun
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -247,7 +169,7 @@ class Trainer:
         """One optimizer step, from the first microbatch to a replica of each stage applying it."""
         await self._let_all_apply()
         started = anyio.current_time()
-        self.begun = True
+        self.reign.begun = True
         t = self.mark.t
         batch = self.manifest.batch
         flight = self._flight([self._journey(m) for m in range(batch.microbatches)])
@@ -296,7 +218,7 @@ class Trainer:
 
     def go_on(self, mark: Mark, applied: int, totals: Totals, inherited: Sequence[Found]) -> None:
         """The run is at ``mark``; ``inherited``: what its replicas there hold of the next step."""
-        self.begun = True
+        self.reign.begun = True
         self.mark, self.applied, self.totals = mark, applied, totals
         self._inherited = list(inherited)
         self.settled = True
@@ -313,7 +235,7 @@ class Trainer:
         while last is not None and last.to == self.mark and anyio.current_time() < until:
             if not any(self.roster.ready(stage, last.mark) for stage in range(self.stages)):
                 return
-            self._check()
+            self.reign.check()
             await self._pause(until)
 
     async def evaluate(self, microbatches: int) -> float:
@@ -327,7 +249,7 @@ class Trainer:
     async def _drive(self, work: Step | Evaluation) -> None:
         self.work = work
         while not work.finished:
-            self._check()
+            self.reign.check()
             now = anyio.current_time()
             if work.flight.done:
                 self._counted_at = min(self._counted_at, now)

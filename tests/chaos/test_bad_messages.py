@@ -36,7 +36,7 @@ def state_of(world: World) -> Any:
         found.append(server.orders.finished.is_set())
     trainer = world.trainer
     members = [(member.replica, member.state) for member in trainer.roster.all()]
-    return [*found, members, trainer.mark, trainer.term, trainer._obey_others]
+    return [*found, members, trainer.mark, trainer.term, trainer.reign._obey_others]
 
 
 class Site:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peers import messages as msg
-from peers.trainer import MAX_TERM, Superseded
+from peers.reign import MAX_TERM, Superseded
 from peers.transport import Frame
 from swarm.types import Term
 from tests.chaos.harness import World, digits_manifest, run_world

@@ -10,8 +10,9 @@ import torch
 from stage_bench import PIECE, STAGE, TERM, Bench, Peer, mark, with_bench
 
 from peers import messages as msg
-from peers.joiner import WAIT_S, Joiner, Order, TooSlow
+from peers.joiner import WAIT_S, Joiner, Order
 from peers.memory import MemoryTransport
+from peers.pace import TooSlow
 from peers.sources import Copy
 from peers.transport import Frame
 from swarm.types import FRESH, Mark, Stamp, Term

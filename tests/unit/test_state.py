@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -176,16 +177,19 @@ def told(mark: Mark, found: torch.Tensor) -> msg.Digests:
 
 def test_digests_come_with_what_else_belongs_to_the_mark() -> None:
     found = digests([vector[:20] for vector in VECTORS], 8)
-    got = asking(answering(told(MARK, found), found), lambda s: fetch_digests(s, MARK, 3))
+    got = asking(answering(told(MARK, found), found), lambda s: fetch_digests(s, MARK, 3, stages=2))
     assert torch.equal(got.digests, found)
     assert (got.applied, got.totals) == (3, ({"p": 1}, {}))
 
 
-@pytest.mark.parametrize(("mark", "pieces"), [(OTHER, 3), (MARK, 2)])
-def test_digests_of_another_mark_or_number_are_refused(mark: Mark, pieces: int) -> None:
+@pytest.mark.parametrize(("mark", "pieces", "stages"), [(OTHER, 3, 2), (MARK, 2, 2), (MARK, 3, 1)])
+def test_digests_of_another_mark_or_number_are_refused(
+    mark: Mark, pieces: int, stages: int
+) -> None:
     found = digests([vector[:20] for vector in VECTORS], 8)
+    fetch = partial(fetch_digests, mark=MARK, pieces=pieces, stages=stages)
     with pytest.raises(BadInput):
-        asking(answering(told(mark, found), found), lambda s: fetch_digests(s, MARK, pieces))
+        asking(answering(told(mark, found), found), fetch)
 
 
 def test_the_pieces_that_differ_are_named() -> None:
