@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import anyio
@@ -250,6 +251,13 @@ class World(Nodes):
 
 
 def reference(manifest: Manifest, steps: int) -> ReferenceRun:
+    """The same run in one process. Many tests compare with the same one: do not change it."""
+    return _reference(manifest.canonical(), steps)
+
+
+@lru_cache(maxsize=64)
+def _reference(canonical: bytes, steps: int) -> ReferenceRun:
+    manifest = Manifest.from_canonical(canonical)
     return run_reference(manifest, steps=steps, clock=lambda: 0.0, allow=ALLOWED)
 
 

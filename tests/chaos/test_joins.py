@@ -11,8 +11,8 @@ from peers import messages as msg
 from peers.faults import Delay, Drop, Rate, requests
 from peers.transport import Frame
 from swarm.types import Stamp
-from tests.chaos.audit import Audit
-from tests.chaos.harness import World, digits_manifest, reference, run_world
+from tests.chaos.harness import World, digits_manifest, reference
+from tests.chaos.trouble import run_world_in
 
 STEPS = 12
 MANIFEST = digits_manifest(reproducible__enabled=True, limits__state_piece=64)
@@ -25,19 +25,7 @@ def expected():
 
 
 def run_with(trouble: Scenario, expected, *, manifest=MANIFEST, steps: int = STEPS) -> World:
-    audits: list[Audit] = []
-
-    async def scenario(world: World) -> None:
-        audits.append(Audit(world, counting=False))
-        await world.start_all(1)
-        world.tasks.start_soon(trouble, world)
-        with anyio.fail_after(3600):
-            await world.train(steps)
-
-    world = run_world(manifest, scenario)
-    assert not audits[0].problems
-    assert world.sha256() == expected.sha256
-    return world
+    return run_world_in(trouble, expected, manifest, steps=steps, replicas=1)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

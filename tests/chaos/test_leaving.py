@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from peers.faults import Drop, requests
-from tests.chaos.audit import Audit
 from tests.chaos.harness import Peer, World, digits_manifest, reference, run_world
+from tests.chaos.trouble import run_world_in
 
 STEPS = 10
 MANIFEST = digits_manifest(reproducible__enabled=True, limits__state_piece=64)
@@ -21,20 +21,8 @@ def expected():
     return reference(MANIFEST, STEPS)
 
 
-def run_with(trouble: Scenario, expected, *, replicas: int = 2) -> World:
-    audits: list[Audit] = []
-
-    async def scenario(world: World) -> None:
-        audits.append(Audit(world, counting=False))
-        await world.start_all(replicas)
-        world.tasks.start_soon(trouble, world)
-        with anyio.fail_after(3600):
-            await world.train(STEPS)
-
-    world = run_world(MANIFEST, scenario)
-    assert not audits[0].problems
-    assert world.sha256() == expected.sha256
-    return world
+def run_with(trouble: Scenario, expected) -> World:
+    return run_world_in(trouble, expected, MANIFEST, steps=STEPS, replicas=2)
 
 
 def gone(peer: Peer) -> bool:

@@ -10,9 +10,9 @@ import pytest
 
 from peers.checkpoints import Checkpoint, CheckpointUnusable
 from peers.leading import Start
-from tests.chaos.audit import Audit
 from tests.chaos.harness import digits_manifest, reference
-from tests.chaos.realm import MemoryCheckpoints, Realm, Shelved, run_realm
+from tests.chaos.realm import MemoryCheckpoints, Realm, Shelved
+from tests.chaos.trouble import run_realm_in
 
 STEPS = 10
 MANIFEST = digits_manifest(
@@ -30,26 +30,9 @@ def expected():
     return reference(MANIFEST, STEPS)
 
 
-def run_with(
-    trouble: Scenario, expected, *, limit_s: float = 3600.0, shelves: Path | None = None
-) -> Realm:
-    audits: list[Audit] = []
-
-    async def scenario(realm: Realm) -> None:
-        audits.append(Audit(realm, counting=False))
-        realm.seat(disk=MemoryCheckpoints())
-        for _ in range(2):
-            for stage in range(2):
-                await realm.start(stage, shelves=shelves)
-        realm.tasks.start_soon(trouble, realm)
-        with anyio.fail_after(limit_s):
-            await realm.finished.wait()
-
-    realm = run_realm(MANIFEST, scenario)
-    assert not audits[0].problems
-    assert realm.weights == expected.sha256
-    losses = [result.loss for result in expected.results]
-    assert [realm.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-5)
+def run_with(trouble: Scenario, expected, *, shelves: Path | None = None) -> Realm:
+    disk = MemoryCheckpoints()
+    realm = run_realm_in(trouble, expected, MANIFEST, disk=disk, shelves=shelves)
     counted = [sum(counts.values()) for counts in realm.totals]
     assert counted == [MANIFEST.batch.microbatches * STEPS] * 2
     return realm

@@ -9,9 +9,9 @@ import pytest
 
 from peers.faults import Drop
 from peers.leading import Start
-from tests.chaos.audit import Audit
 from tests.chaos.harness import digits_manifest, reference
-from tests.chaos.realm import Realm, run_realm
+from tests.chaos.realm import Realm
+from tests.chaos.trouble import run_realm_in
 
 STEPS = 8
 MANIFEST = digits_manifest(
@@ -29,25 +29,8 @@ def expected():
     return reference(MANIFEST, STEPS)
 
 
-def run_with(trouble: Scenario, expected, *, manifest=MANIFEST, replicas: int = 2) -> Realm:
-    audits: list[Audit] = []
-
-    async def scenario(realm: Realm) -> None:
-        audits.append(Audit(realm, counting=False))
-        realm.seat()
-        for _ in range(replicas):
-            for stage in range(2):
-                await realm.start(stage)
-        realm.tasks.start_soon(trouble, realm)
-        with anyio.fail_after(3600):
-            await realm.finished.wait()
-
-    realm = run_realm(manifest, scenario)
-    assert not audits[0].problems
-    assert realm.weights == expected.sha256
-    losses = [result.loss for result in expected.results]
-    assert [realm.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-5)
-    return realm
+def run_with(trouble: Scenario, expected) -> Realm:
+    return run_realm_in(trouble, expected, MANIFEST)
 
 
 def test_without_trouble(expected) -> None:
