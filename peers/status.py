@@ -128,9 +128,10 @@ class Monitor:
         for stage in range(trainer.stages):
             ready = [m for m in trainer.roster.all() if m.stage == stage and _serves(m)]
             if not ready:
+                patience_s = trainer.manifest.periods.patience_s
                 warnings.append(
-                    f"stage {stage} has no replica: the run waits until one that was at step "
-                    f"{trainer.mark.t} is back"
+                    f"stage {stage} has no replica: the run waits for one that was at step "
+                    f"{trainer.mark.t}, and goes back to a checkpoint after {patience_s:g} s"
                 )
             elif len(ready) == 1 and trainer.manifest.start.replicas > 1:
                 warnings.append(f"stage {stage} has one replica left")
