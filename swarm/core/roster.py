@@ -90,7 +90,8 @@ class Roster:
             self._superseded[replica] = now + OLD_NEWS_S
 
     def to_ask(self, now: float, *at: Mark) -> list[Member]:
-        """Whom to ask where they are, now. Each is asked once until the answer is told here.
+        """Whom to ask where they are, now. Each is asked once until the answer is told here, and
+        not again before a pause, whatever came of it, unless something else brings that forward.
 
         Those that are READY at another mark than the run's (``at``; two while a decision is being
         applied) are asked too: a decision may have passed them by.
@@ -98,6 +99,7 @@ class Roster:
         due = [member for member in self._unsure(at) if member.ask_at <= now]
         for member in due:
             member.asking = True
+            member.ask_at = now + self._backoff.first_s
         return due
 
     def answered(

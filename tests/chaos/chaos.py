@@ -17,7 +17,7 @@ from peers.trainer import Trainer
 from swarm.manifest import Manifest
 from swarm.types import PeerId
 from tests.chaos.audit_realm import RealmAudit
-from tests.chaos.eye import ChaosTransport, Eye, SkewedStore
+from tests.chaos.eye import MOST, ChaosTransport, Eye, SkewedStore
 from tests.chaos.harness import (
     POINTS,
     TINY,
@@ -234,9 +234,11 @@ def run(schedule: Schedule) -> Outcome:
             kept.append(realm)
             violence = Violence(realm, eye, befell)
             with anyio.move_on_after(LIMIT_S) as limit:
+                eye.too_many = limit.cancel
                 await _live(realm, violence)
             if limit.cancelled_caught:
-                realm.audit.found("stuck")
+                endless = eye.messages > MOST
+                realm.audit.found(f"more than {MOST} messages" if endless else "stuck")
             ended.append(anyio.current_time())
             tasks.cancel_scope.cancel()
 

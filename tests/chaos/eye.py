@@ -43,6 +43,10 @@ class _Late:
     release: anyio.Event = field(default_factory=anyio.Event)
 
 
+MOST = 100_000
+"""Messages of a run. Where peers call each other without a pause, virtual time stands still."""
+
+
 class Eye(FaultPlan):
     """Sees each message set out, and sets off the faults that wait for it.
 
@@ -53,6 +57,7 @@ class Eye(FaultPlan):
         super().__init__(rng)
         self.digest = hashlib.sha256()
         self.messages = 0
+        self.too_many: Callable[[], None] = lambda: None
         self.steps_done: Callable[[], int] = lambda: 0
         self.befalls: Callable[[Fault, Link, Mapping[str, Any]], None] | None = None
         self._waiting: dict[tuple[str, bool], list[_Waiting]] = {}
@@ -65,6 +70,8 @@ class Eye(FaultPlan):
     def fate(self, link: Link, header: Mapping[str, Any], nbytes: int) -> Fate:
         kind = header["kind"]
         self.messages += 1
+        if self.messages > MOST:
+            self.too_many()
         line = f"{anyio.current_time():.9f} {link.source} {link.target} {kind} {link.is_reply}\n"
         self.digest.update(line.encode())
         if kind == "prepare" and link.is_reply:

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -52,13 +53,21 @@ def outcomes(seeds: range, rules_off: tuple[str, ...], jobs: int) -> Generator[F
         yield from map(one, work)
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, initializer=_start) as pool:
+    with context.Pool(jobs, initializer=_start, initargs=(os.getpid(),)) as pool:
         yield from pool.imap_unordered(one, work, chunksize=min(AT_ONCE, 1 + len(seeds) // jobs))
 
 
-def _start() -> None:
+def _start(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     prepare()
+
+
+def _end_with(parent: int) -> None:
+    """One that computes would not notice that its parent was killed."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def sweep(seeds: range, rules_off: tuple[str, ...], jobs: int) -> tuple[list[Found], int]:

@@ -27,6 +27,7 @@ REGRESSIONS: dict[str, Smaller] = {
     "a stage was lost while step 0 was applied": Smaller(1029, (2, 4), steps=1, standbys=0),
     "one process took the number of a term twice": whole(5189),
     "a lease ran out while a trainer polled": whole(23246),
+    "one that refused a decision was asked again without a pause": whole(23066),
     "two replicas of a lost stage each waited for the other to load the checkpoint": whole(23490),
 }
 """What has found a fault once: it must never again."""

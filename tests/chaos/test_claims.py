@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
+import anyio
 import pytest
 
 from peers import messages as msg
+from peers.faults import Drop
 from peers.reign import MAX_TERM, Superseded
 from peers.transport import Frame
 from swarm.types import Term
@@ -58,3 +62,31 @@ def test_before_the_first_step_a_higher_term_is_taken() -> None:
 
     world = run_world(digits_manifest(), scenario)
     assert world.trainer.term.number == 6
+
+
+def test_one_that_refuses_decisions_too_is_asked_now_and_then_only() -> None:
+    """It is where the last decision began: each time it is told that one, and refuses again."""
+    asked: list[float] = []
+
+    async def scenario(world: World) -> None:
+        await world.start_all(2)
+        await world.train(1)
+        liar = world.of_stage(0)[0]
+        await claim(world, liar, 7, kinds=("prepare", "reset", "cancel", "decide"))
+
+        def look(link, header) -> bool:
+            if link.target == liar.peer_id and header["kind"] == "question":
+                asked.append(anyio.current_time())
+                assert len(asked) < 1000, "it is asked without a pause"
+            return False
+
+        world.faults.add(look, Drop())
+        for peer in world.peers.values():
+            peer.slow_down(20.0)
+        await world.train(6)
+
+    world = run_world(digits_manifest(), scenario)
+    assert [done.step for done in world.done] == list(range(7))
+    least_s = world.manifest.periods.watch_s / 2
+    assert len(asked) > 1
+    assert all(later - earlier >= least_s for earlier, later in itertools.pairwise(asked))

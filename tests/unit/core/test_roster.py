@@ -283,3 +283,13 @@ def test_what_the_directory_still_shows_of_one_that_has_left_is_old_news() -> No
     assert roster.all() == []
     roster.announced(A, 0, 1.0 + OLD_NEWS_S)
     assert [member.replica for member in roster.all()] == [A]
+
+
+def test_who_was_asked_is_not_asked_again_before_a_pause_whatever_came_of_it() -> None:
+    roster = Roster(Backoff(1.0))
+    roster.announced(A, 0, 0.0)
+    assert [member.replica for member in roster.to_ask(0.0, FRESH)] == [A]
+    roster.asking(A, False)  # the answer was of no use
+    assert roster.to_ask(0.5, FRESH) == []
+    assert roster.next_ask(FRESH) == 1.0
+    assert [member.replica for member in roster.to_ask(1.0, FRESH)] == [A]
