@@ -16,9 +16,6 @@ from peers.rpc import Caller
 from peers.wire import Limits
 from swarm.manifest import CANONICAL_BYTES
 
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-"""Nobody has to reach one who only asks."""
-
 
 async def ask(entry: Entry, run_id: str = "") -> Report:
     """What the swarm at ``entry.join`` does now; ``run_id`` picks one of several runs.

@@ -18,11 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dht.identity import Identity
 from peers.account import Account, in_words, make_account
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run, stand_by_for
-from peers.entering import Entry
+from peers.entering import LOOPBACK, Entry
 from peers.export import export_model, load_model
 from peers.kills import Kills
 from peers.leading import Start
-from peers.local import LOOPBACK, run_local
+from peers.local import run_local
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
 from peers.running import run_command, set_up_logging

@@ -28,6 +28,8 @@ FIND_RUN_S = 12.0
 """How long to look for the run's manifest once the swarm has been entered."""
 
 DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/0"
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+"""For those whom nobody has to reach from another machine."""
 
 
 @dataclass(frozen=True, slots=True)

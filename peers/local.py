@@ -16,7 +16,7 @@ from anyio.abc import Process, TaskGroup
 
 from dht.identity import Identity
 from peers.coordinator import Coordinator, Plan, Result
-from peers.entering import Entry
+from peers.entering import LOOPBACK, Entry
 from peers.kills import Killer, Kills
 from peers.running import PARENT_VARIABLE
 from peers.status import Monitor
@@ -24,7 +24,6 @@ from swarm.errors import UserError
 from swarm.manifest import Manifest
 from swarm.types import PeerId
 
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 STOP_S = 6.0
 """How long a node may take to leave before it is killed."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from peers.entering import Entry
+from peers.entering import LOOPBACK, Entry
 from peers.running import CANNOT_START, Leave, run_command, set_up_logging
 from peers.volunteer import NodeOptions, serve
 from swarm.errors import UserError
@@ -99,7 +99,7 @@ def run_status_command(
     if "SWARM_LOG_LEVEL" not in os.environ:  # that a key was made, which is gone soon, is no news
         logging.getLogger("swarm").setLevel(logging.WARNING)
     # Imported here: a node, which starts with this module too, has no use for it.
-    from peers.asking import LOOPBACK, ask
+    from peers.asking import ask
     from peers.report import as_json as plain
     from peers.report_view import render
 
