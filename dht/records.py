@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, NoReturn, TypeGuard
 
@@ -27,7 +27,7 @@ from dht.envelope import (
 )
 from dht.identity import Identity
 from swarm.errors import BadRecord
-from swarm.types import FRESH, NO_TERM, Mark, Term
+from swarm.types import FRESH, NO_TERM, Mark, PeerId, Term
 
 VERSION = 1
 MAX_MANIFEST_BYTES = 64 * 1024
@@ -119,14 +119,22 @@ class RunRecord(_Record):
 
 
 class PeerRecord(_Record):
-    """What a peer serves. ``sequence`` counts the announcements of one boot, from 0."""
+    """What a peer serves. Of two records of one peer the one of higher ``sequence`` is newer, after
+    a move or a restart too: it follows the peer's own clock.
+
+    ``samples_per_s``: what it can do when it never waits, measured; 0: not yet. ``queued``:
+    microbatches that wait there, on average. ``memory_bytes``: what it has for a stage; 0: it does
+    not say.
+    """
 
     kind: Literal["peer"] = "peer"
     boot: _Boot
     stage: Annotated[int, Field(ge=0, le=65_535)]
     state: Annotated[PeerState, Field(strict=False)]
     mark: _Mark = FRESH
-    samples_per_s: Annotated[float, Field(ge=0)] = 0.0
+    samples_per_s: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    queued: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    memory_bytes: _Count = 0
     version: Annotated[str, Field(max_length=64)]
     sequence: _Count = 0
 
@@ -223,6 +231,16 @@ def decode_all(found: Mapping[str, bytes], *, key: str) -> tuple[list[Record], d
         except BadRecord as error:
             refused[subkey] = str(error)
     return records, refused
+
+
+def newest(records: Iterable[PeerRecord]) -> dict[PeerId, PeerRecord]:
+    """The last record of each peer: one that has moved stands under two keys for a while."""
+    found: dict[PeerId, PeerRecord] = {}
+    for record in records:
+        before = found.get(record.peer)
+        if before is None or before.sequence <= record.sequence:
+            found[record.peer] = record
+    return found
 
 
 def _refuse_version(version: int) -> NoReturn:

@@ -57,8 +57,9 @@ class Admissions:
         for record in records:
             if not 0 <= record.stage < trainer.stages:
                 continue
+            trainer.moves.seen(record)
             replica = Replica(record.peer, record.boot)
-            for dead in trainer.roster.announced(replica, record.stage, now):
+            for dead in trainer.roster.announced(replica, record.stage, now, record.sequence):
                 self.gone(dead, "restarted")
         self._forget_strangers()
         trainer.wake()
@@ -77,7 +78,7 @@ class Admissions:
         member = trainer.roster.get(replica)
         if member is None:
             return
-        if member.state is State.READY:
+        if member.state is State.READY and not trainer.moves.is_on_its_way(replica.peer):
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) {reason}")
         trainer.lose(replica, reason, quietly=True)
         trainer.roster.forget(replica, anyio.current_time())

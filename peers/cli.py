@@ -207,7 +207,17 @@ def node(
     ],
     stage: Annotated[
         int | None,
-        typer.Option(help="Stage to serve; default: the one with the fewest replicas."),
+        typer.Option(help="Stage to begin with; default: the one that lacks a peer most."),
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Never move to a stage that needs this node more.")
+    ] = False,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="GiB for a stage: none that takes more is served. Default: what is free.",
+        ),
     ] = None,
     run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
     threads: Annotated[int, typer.Option(min=1, help="Threads for computing.")] = 1,
@@ -225,6 +235,8 @@ def node(
         run=run,
         threads=threads,
         allow=allow_model or [],
+        stay=stay,
+        memory_gib=memory,
     )
 
 

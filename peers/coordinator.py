@@ -30,6 +30,7 @@ from swarm.core.totals import Totals
 from swarm.data import Batches, load_batches
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
+from swarm.model.needs import stage_needs
 from swarm.model.registry import model_spec
 from swarm.model.sampling import generate
 from swarm.model.stage import StageModel
@@ -153,6 +154,7 @@ class Coordinator:
             store=store,
             audience=self,
         )
+        leader.needs = stage_needs(manifest, model_spec(manifest, self._plan.allow))
         self._on_open(manifest, swarm.addresses)
         try:
             async with anyio.create_task_group() as tasks:

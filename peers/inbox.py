@@ -111,12 +111,18 @@ class Inbox:
         trainer = self._trainer
         member = trainer.roster.get(replica)
         assert member is not None
-        before = member.leaving
-        reason = trainer.roster.leave(replica, *trainer.marks, done=message.done)
+        before, to_stage = member.leaving, message.to_stage
+        reason = trainer.moves.refusal(member, to_stage, done=message.done)
+        reason = reason or trainer.roster.leave(replica, *trainer.marks, done=message.done)
         if reason:
+            if not message.done:
+                trainer.moves.ended(replica.peer)
             return msg.Busy(reason=reason)
         has_part = member.leaving and trainer.work is not None and not message.done
-        if has_part and not before:
+        if to_stage is not None:
+            has_part = has_part and trainer.moves.may_wait(to_stage)
+            trainer.moves.tell(member, to_stage, wait=has_part)
+        elif has_part and not before:
             trainer.on_event(f"{replica.peer[-6:]} (stage {member.stage}) leaves after this step")
         return msg.Granted(wait=has_part)
 

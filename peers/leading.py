@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
@@ -26,6 +26,7 @@ from peers.standby import RunOver, StandbyInbox, led_by_another, next_term, stan
 from peers.steps import StepDone, told_of
 from peers.takeover import settle
 from peers.trainer import Trainer
+from swarm.core.rebalancing import Need
 from swarm.data import Batches
 from swarm.errors import SwarmError, UserError
 from swarm.manifest import Manifest
@@ -66,6 +67,8 @@ class Leader:
 
     Args:
         store: where checkpoints are kept; None: there are none.
+
+    ``needs``: what each stage takes, to judge who may move; None: all the same.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Leader:
     ) -> None:
         self.manifest = manifest
         self.trainer: Trainer | None = None
+        self.needs: Sequence[Need] | None = None
         self.complete = False
         self._swarm, self._batches, self._rng = swarm, batches, rng
         self._store, self._audience, self._blocking = store, audience, blocking
@@ -186,7 +190,7 @@ class Leader:
         return 1 + self._used
 
     def _trainer(self, tasks: TaskGroup, term: int) -> Trainer:
-        return Trainer(
+        trainer = Trainer(
             self.manifest,
             caller=self._caller,
             batches=self._batches,
@@ -196,6 +200,9 @@ class Leader:
             on_event=self._audience.event,
             blocking=self._blocking,
         )
+        if self.needs is not None:
+            trainer.moves.needs = self.needs
+        return trainer
 
     async def _lead(self, trainer: Trainer, tasks: TaskGroup, start: Start) -> None:
         self._turn(TrainerState.WAITING)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import anyio
 
 from dht.directory import Directory
-from dht.records import PeerRecord, TrainerRecord, decode_all, stage_key, trainers_key
+from dht.records import (
+    PeerRecord,
+    TrainerRecord,
+    decode_all,
+    newest,
+    stage_key,
+    trainers_key,
+)
 from peers import messages as msg
 from peers.rpc import Caller
 from swarm.errors import BadInput, TransportError
@@ -74,7 +81,9 @@ class Lookout:
         sight.trainers += [r for r in records if isinstance(r, TrainerRecord) and r.peer in allowed]
 
     def _merge(self, sight: Sight) -> None:
-        """Those announced now, and those of before that have not restarted since."""
+        """Those announced now, and those of before that have not restarted or moved since."""
+        last = newest(sight.announced.values())
+        sight.announced = {Replica(r.peer, r.boot): r for r in last.values()}
         peers = {replica.peer for replica in sight.announced}
         kept = {
             replica: stage

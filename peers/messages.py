@@ -364,11 +364,13 @@ class Leave(Request):
     """The sender would like to go, without leaving work undone.
 
     ``done``: it was let go, the step that it had a part in is applied, and it holds nothing new.
+    ``to_stage``: it wants to serve that stage instead; None: it leaves the run.
     """
 
     kind: Literal["leave"] = "leave"
     boot: Boot
     done: bool = False
+    to_stage: Stage | None = None
 
 
 class Goodbye(Request):

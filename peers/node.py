@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from dht.directory import Directory
-from dht.records import PeerRecord, decode_all, encode, stage_key
+from dht.envelope import wall_clock
+from dht.records import PeerRecord, encode
 from peers import messages as msg
+from peers.balance import Meter
 from peers.entering import Entered
 from peers.executor import Executor
+from peers.mover import Mover
 from peers.replica import QUIET_S, ReplicaServer
 from peers.rpc import Caller
 from peers.shelf import Shelf
 from peers.stage import StageOwner
 from peers.transport import Frame, refusal
 from swarm import __version__
-from swarm.core.placement import least_served
+from swarm.core.rebalancing import Need
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.model.spec import ModelSpec
@@ -36,11 +39,20 @@ AGAIN_S = 1.0
 does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a node goes by when it chooses a stage: what each takes, and the bytes that it has."""
+
+    needs: Sequence[Need]
+    memory_bytes: int
+
+
 class Node:
-    """Serves ``stage`` of a run until the run is over or it is cancelled.
+    """Serves ``stage`` of a run until the run is over, it moves, or it is cancelled.
 
     ``say`` is called with one line of plain words for each change of state. ``shelf`` keeps a
-    copy for checkpoints on this machine's disk.
+    copy for checkpoints on this machine's disk. ``choice``: by what to find out whether another
+    stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
     """
 
     def __init__(
@@ -56,6 +68,8 @@ class Node:
         shelf: Shelf | None = None,
     ) -> None:
         self.manifest, self.stage = manifest, stage
+        self.choice: Choice | None = None
+        self.moves_to: int | None = None
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
         self._identity, self._executor = swarm.identity, executor
@@ -64,6 +78,8 @@ class Node:
         self._sequence = 0
         self._change = anyio.Event()
         self._leaving = anyio.Event()
+        self._moving = anyio.CancelScope()
+        self._meter: Meter | None = None
         self.server: ReplicaServer | None = None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> str:
@@ -86,6 +102,7 @@ class Node:
             tasks.start_soon(self._announce_for_ever)
             tasks.start_soon(self._watch_quiet)
             tasks.start_soon(self._leave_when_asked)
+            tasks.start_soon(self._move_when_granted)
             self._say(
                 f"stage {self.stage}: {owner.model.length:,} parameters, layers "
                 f"{owner.model.layers.start} to {owner.model.layers.stop - 1}; waits for a trainer"
@@ -111,6 +128,7 @@ class Node:
             tasks=tasks,
             rng=self._rng,
         )
+        self._meter = Meter(server.passes.counters, self.manifest.batch.microbatch)
         server.orders.on_change = self._changed
         server.addresses = self._addresses
         return server
@@ -132,6 +150,7 @@ class Node:
 
     async def _leave_when_asked(self) -> None:
         await self._leaving.wait()
+        self._moving.cancel()
         server = self.server
         assert server is not None
         server.draining = True
@@ -143,15 +162,20 @@ class Node:
         server.orders.finish_reason = f"left{step}{why}"
         server.orders.finished.set()
 
-    async def _drain(self, server: ReplicaServer) -> None:
-        """Until the trainer lets us go, or cannot be heard."""
+    async def _drain(self, server: ReplicaServer, to_stage: int | None = None) -> bool:
+        """Until the trainer lets us go, or cannot be heard. True: it said that we may go.
+
+        Who only wants to move takes the first *not now* that comes before it was let go.
+        """
         said, waited, in_vain = "", False, 0
         while in_vain < TRIES:
             trainer, mark = server.host.trainer, server.mark
             if trainer is None or not server.heard_lately():
-                return  # nobody is there to tell
+                return False  # nobody is there to tell
             done = waited and not server.holds_work
-            question = msg.Leave(run=self.manifest.run_id, boot=self.me.boot, done=done)
+            question = msg.Leave(
+                run=self.manifest.run_id, boot=self.me.boot, done=done, to_stage=to_stage
+            )
             try:
                 answer = (await server.host.caller.call(trainer, question)).message
             except SwarmError as error:
@@ -165,12 +189,48 @@ class Node:
                     waited = True
                     continue
                 case msg.Granted() | msg.Refused():
-                    return
+                    return isinstance(answer, msg.Granted)
             reason = getattr(answer, "reason", "")
+            if to_stage is not None and not done:
+                self._say(f"stays after all: {reason}")
+                return False
             if reason != said:
                 said = reason
                 self._say(f"not yet: {reason}")
             await anyio.sleep(AGAIN_S)
+        return False
+
+    # -- moving -------------------------------------------------------------------------------
+
+    async def _move_when_granted(self) -> None:
+        manifest, choice = self.manifest, self.choice
+        if choice is None or not manifest.rebalancing.enabled or manifest.stages.count < 2:
+            return
+        mover = Mover(
+            manifest,
+            choice.needs,
+            self._directory,
+            me=self.me.peer,
+            rng=self._rng,
+            say=self._say,
+        )
+        server = self.server
+        assert server is not None
+        with self._moving:
+            while True:
+                move = await mover.granted(server)
+                server.draining = True
+                self._changed(
+                    f"moves to stage {move.stage} ({move.reason}); the step under way is finished "
+                    "first"
+                )
+                if await self._drain(server, move.stage):
+                    self.moves_to = move.stage
+                    server.orders.finish_reason = f"moves to stage {move.stage}"
+                    server.orders.finished.set()
+                    return
+                server.draining = False
+                self._change.set()
 
     # -- the directory ------------------------------------------------------------------------
 
@@ -183,8 +243,12 @@ class Node:
                 await self._change.wait()
 
     async def _announce(self) -> bool:
-        server, ttl_s = self.server, self.manifest.periods.record_ttl_s
+        server, meter = self.server, self._meter
+        ttl_s = self.manifest.periods.record_ttl_s
         assert server is not None
+        assert meter is not None
+        meter.read(anyio.current_time())
+        self._sequence = max(self._sequence + 1, int(wall_clock() * 1e6))
         record = PeerRecord(
             peer=self.me.peer,
             run_id=self.manifest.run_id,
@@ -192,10 +256,12 @@ class Node:
             stage=self.stage,
             state=server.state,
             mark=server.mark or FRESH,
+            samples_per_s=meter.samples_per_s,
+            queued=meter.queued,
+            memory_bytes=0 if self.choice is None else self.choice.memory_bytes,
             version=__version__,
             sequence=self._sequence,
         )
-        self._sequence += 1
         value = encode(record, self._identity, ttl_s=ttl_s)
         return await self._directory.announce(record.key, record.peer, value, ttl_s=ttl_s)
 
@@ -218,6 +284,11 @@ class Node:
                 since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
                 self._say(f"{since}: {server.why_quiet()}")
 
+    def _why_gone(self, server: ReplicaServer) -> str:
+        if self.moves_to is not None:
+            return f"moves to stage {self.moves_to}"
+        return "its work is done" if server.orders.finished.is_set() else "stopped by its owner"
+
     def _told_to_go(self, server: ReplicaServer) -> bool:
         """The trainer has ended the run: it need not hear that we go."""
         return server.orders.finished.is_set() and not server.draining
@@ -230,9 +301,7 @@ class Node:
         message = msg.Goodbye(
             run=self.manifest.run_id,
             boot=self.me.boot,
-            reason="its work is done"
-            if server.orders.finished.is_set()
-            else "stopped by its owner",
+            reason=self._why_gone(server),
         )
         with anyio.move_on_after(GOODBYE_S, shield=True):
             try:
@@ -245,15 +314,3 @@ async def _gone(sender: PeerId, frame: Frame) -> Frame:
     """The handler of one that has left."""
     del sender, frame
     return refusal("this peer has left the run")
-
-
-async def choose_stage(
-    directory: Directory, manifest: Manifest, rng: random.Random
-) -> tuple[int, list[int]]:
-    """The stage with the fewest announced replicas, and how many each has."""
-    counts = []
-    for stage in range(manifest.stages.count):
-        key = stage_key(manifest.run_id, stage)
-        records, _ = decode_all(await directory.lookup(key), key=key)
-        counts.append(len(records))
-    return least_served(counts, rng), counts

@@ -65,11 +65,15 @@ class _Sent:
 
 @dataclass(slots=True)
 class Counters:
-    """What this replica did: for its own log and its announcements."""
+    """What this replica did: for its own log and its announcements.
+
+    ``busy_s`` and ``queue_s``: computing, and waiting to be computed, of all training passes.
+    """
 
     passes: int = 0
     counted: int = 0
     busy_s: float = 0.0
+    queue_s: float = 0.0
     last_work: float | None = None
 
 
@@ -171,7 +175,9 @@ class Passes:
         self._free()
         self.counters.passes += 1
         self.counters.counted += passed.verdict == flight.COUNTED
-        self.counters.busy_s += ended - started
+        if not job.attempt.evaluation:
+            self.counters.busy_s += ended - started
+            self.counters.queue_s += max(0.0, started - load.arrived)
         self.counters.last_work = ended
         if passed.verdict == "failed":
             self.under_way -= 1

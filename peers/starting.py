@@ -82,11 +82,19 @@ def run_identity_command(path: Path) -> None:
 
 
 def run_node_command(
-    entry: Entry, *, stage: int | None, run: str, threads: int, allow: Sequence[str]
+    entry: Entry,
+    *,
+    stage: int | None,
+    run: str,
+    threads: int,
+    allow: Sequence[str],
+    stay: bool,
+    memory_gib: float | None,
 ) -> None:
     set_up_logging()
     say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
-    options = NodeOptions(entry, stage, run, threads, frozenset(allow))
+    memory_bytes = int((memory_gib or 0) * (1 << 30))
+    options = NodeOptions(entry, stage, run, threads, frozenset(allow), stay, memory_bytes)
     leave = Leave()
     reason = run_command(partial(serve, options, leave, say), leave)
     say(f"finished: {reason}")

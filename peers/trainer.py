@@ -15,6 +15,7 @@ from peers.contact import Contact
 from peers.executor import Blocking, in_thread
 from peers.inbox import Inbox
 from peers.instructions import Instructions
+from peers.moves import Moves
 from peers.reign import Reign
 from peers.rpc import Caller
 from peers.seed import Seed
@@ -96,6 +97,7 @@ class Trainer:
         self._counted_at = float("inf")
         self._step_s = 0.0
         self._wake = anyio.Event()
+        self.moves = Moves(self)
         self.admissions = Admissions(self)
         self.instructions = Instructions(self)
         self.inbox = Inbox(self)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peers.entering import Entry, entered, wire_limits
+from peers.entering import Entry, entered, new_boot, wire_limits
 from peers.finding import learn_run
 from peers.running import Leave
 from peers.wire import Limits
@@ -18,13 +18,19 @@ log = logging.getLogger("swarm.node")
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """What ``swarm node`` was asked for. ``stage`` None: the one with the fewest replicas."""
+    """What ``swarm node`` was asked for.
+
+    ``stage`` None: the one that lacks a peer most. ``stay``: never move to another.
+    ``memory_bytes`` 0: what is free on this machine.
+    """
 
     entry: Entry
     stage: int | None = None
     run: str = ""
     threads: int = 1
     allow: frozenset[str] = frozenset()
+    stay: bool = False
+    memory_bytes: int = 0
 
 
 async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] = log.info) -> str:
@@ -36,9 +42,11 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
     say(f"entering the swarm at {', '.join(options.entry.join)}")
     async with entered(options.entry, Limits()) as swarm:
         # Imported here: torch takes seconds, and wrong addresses should not wait for it.
+        from peers.balance import choose_stage, free_memory
         from peers.executor import ThreadExecutor
-        from peers.node import Node, choose_stage
+        from peers.node import Choice, Node
         from peers.shelf import Shelf
+        from swarm.model.needs import stage_needs
         from swarm.model.registry import model_spec
 
         manifest = await learn_run(swarm, options.entry.join, options.run)
@@ -49,23 +57,38 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         if options.stage is not None and not 0 <= options.stage < stages:
             raise ConfigError("--stage", options.stage, f"0 to {stages - 1} in this run")
         rng = random.Random()
+        choice = Choice(stage_needs(manifest, spec), options.memory_bytes or free_memory())
         stage = options.stage
         if stage is None:
-            stage, counts = await choose_stage(swarm.directory, manifest, rng)
+            stage, counts = await choose_stage(
+                swarm.directory,
+                manifest,
+                choice.needs,
+                swarm.identity.peer_id,
+                choice.memory_bytes,
+                rng,
+            )
             have = ", ".join(map(str, counts))
             say(f"chose stage {stage}: the stages have {have} replicas announced")
         threads = options.threads
         if manifest.reproducible.enabled:
             threads = manifest.reproducible.threads
-        node = Node(
-            manifest,
-            spec,
-            stage,
-            swarm=swarm,
-            executor=ThreadExecutor(threads),
-            rng=rng,
-            say=say,
-            shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
-        )
-        leave.hear = node.leave
-        return await node.run()
+        executor = ThreadExecutor(threads)
+        while True:
+            node = Node(
+                manifest,
+                spec,
+                stage,
+                swarm=swarm,
+                executor=executor,
+                rng=rng,
+                say=say,
+                shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
+            )
+            node.choice = None if options.stay else choice
+            leave.hear = node.leave
+            reason = await node.run()
+            if node.moves_to is None:
+                return reason
+            # For all others it is another replica from now on.
+            stage, swarm.boot = node.moves_to, new_boot()

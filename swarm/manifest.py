@@ -25,6 +25,7 @@ from swarm.manifest_sections import (
     Model,
     Optimizer,
     Periods,
+    Rebalancing,
     Reproducible,
     Run,
     Section,
@@ -59,6 +60,7 @@ class Manifest(Section):
     start: Start = Start()
     run: Run = Run()
     reproducible: Reproducible = Reproducible()
+    rebalancing: Rebalancing = Rebalancing()
     limits: Limits = Limits()
     periods: Periods = Periods()
 

@@ -256,6 +256,16 @@ class Limits(Section):
     """So fast does a replica give its state to joiners, and to checkpoints."""
 
 
+class Rebalancing(Section):
+    """When a replica moves to a stage that needs it more."""
+
+    enabled: bool = _flag(True)
+    period_s: float = _number(30, 0.1, 86400)
+    """How often each replica looks whether it should move."""
+    gain: float = _number(0.05, 0.001, 10)
+    """By how much of its rate the slower of the two stages has to get faster by a move."""
+
+
 class Periods(Section):
     """Times in seconds. Those called floors are raised by what is measured, never lowered."""
 

@@ -35,7 +35,8 @@ class State(StrEnum):
 class Member:
     """One replica as the trainer knows it. ``note`` says in plain words what is wrong.
 
-    ``leaving``: it takes part in the step under way, and goes when that is applied.
+    ``leaving``: it takes part in the step under way, and goes when that is applied. ``sequence``:
+    of the peer's announcements the later has the higher one, after a restart or a move too.
     """
 
     replica: Replica
@@ -47,6 +48,7 @@ class Member:
     ask_at: float
     asking: bool = False
     leaving: bool = False
+    sequence: int = 0
 
 
 class Admission(StrEnum):
@@ -66,18 +68,29 @@ class Roster:
         self._superseded: dict[Replica, float] = {}
         self._backoff = backoff
 
-    def announced(self, replica: Replica, stage: int, now: float) -> list[Replica]:
+    def announced(
+        self, replica: Replica, stage: int, now: float, sequence: int = 0
+    ) -> list[Replica]:
         """The directory shows ``replica`` at ``stage``. Returns replicas that this proves dead.
 
-        The same peer with another boot has restarted: what it held before is gone. Directories
-        may show the older boot once more; that is no restart.
+        The same peer with another boot has restarted, or moved: what it held before is gone.
+        Directories may show the older boot once more; that is no restart. Of two stages the
+        later announcement counts.
         """
-        if replica in self._members or self._superseded.get(replica, now) > now:
+        member = self._members.get(replica)
+        if member is not None:
+            member.sequence = max(member.sequence, sequence)
             return []
         dead = [r for r in self._members if r.peer == replica.peer]
+        known = [self._members[r] for r in dead]
+        moved_since = any(m.stage != stage and m.sequence > sequence for m in known)
+        if moved_since or self._superseded.get(replica, now) > now:
+            return []
         self._superseded = {r: until for r, until in self._superseded.items() if until > now}
         self._superseded |= dict.fromkeys(dead, now + OLD_NEWS_S)
-        self._members[replica] = Member(replica, stage, State.ANNOUNCED, None, "", 0, now)
+        self._members[replica] = Member(
+            replica, stage, State.ANNOUNCED, None, "", 0, now, sequence=sequence
+        )
         return dead
 
     def forget(self, replica: Replica, now: float | None = None) -> None:

@@ -7,7 +7,7 @@ twins. On trio's MockClock an hour costs milliseconds, and a seed fixes the sche
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from peers.entering import Entered
 from peers.executor import InlineExecutor
 from peers.faults import Drop, FaultPlan, FaultyTransport, Rule
 from peers.memory import MemoryNetwork, MemoryTransport
-from peers.node import Node
+from peers.node import Choice, Node
 from peers.rpc import Caller
 from peers.running import expected_error
 from peers.shelf import Shelf
@@ -32,6 +32,7 @@ from peers.stage import StageOwner
 from peers.steps import StepDone
 from peers.trainer import Trainer
 from peers.transport import Frame, refusal
+from swarm.core.rebalancing import Need
 from swarm.data import Batches, load_batches
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
@@ -72,7 +73,10 @@ def identity(number: int) -> Identity:
 
 @dataclass
 class Peer:
-    """One node of the harness. ``unit_s``: seconds of work for a forward; a backward takes two."""
+    """One node of the harness. ``unit_s``: seconds of work for a forward; a backward takes two.
+
+    ``node`` is another one after a move.
+    """
 
     node: Node
     executor: InlineExecutor
@@ -107,6 +111,8 @@ class Nodes:
     peers: dict[str, Peer] = field(default_factory=dict, kw_only=True)
     events: list[str] = field(default_factory=list, kw_only=True)
     on_start: Callable[[Peer], None] | None = field(default=None, kw_only=True)
+    needs: Sequence[Need] | None = field(default=None, kw_only=True)
+    """What each stage takes: nodes move by that. None: they stay."""
     started: int = field(default=0, kw_only=True)
 
     def of_stage(self, stage: int) -> list[Peer]:
@@ -120,6 +126,7 @@ class Nodes:
         key: int | None = None,
         may_fail: list[str] | None = None,
         shelves: Path | None = None,
+        memory_bytes: int = 1 << 40,
     ) -> Peer:
         """Start a node and wait until it serves. ``on_start`` may tamper with it.
 
@@ -137,18 +144,26 @@ class Nodes:
 
         executor = InlineExecutor(cost_s)
         transport = FaultyTransport(MemoryTransport(self.network, me.peer_id), self.faults)
-        node = Node(
-            self.manifest,
-            model_spec(self.manifest, ALLOWED),
-            stage,
-            swarm=Entered(me, f"{self.started:016x}", transport, MemoryDirectory(self.store)),
-            executor=executor,
-            rng=random.Random(self.seed * 1000 + self.started),
-            say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
-            shelf=None
-            if shelves is None
-            else Shelf(shelves / me.peer_id, self.manifest.run_id, stage),
-        )
+        directory, rng = MemoryDirectory(self.store), random.Random(self.seed * 1000 + self.started)
+
+        def node_at(stage: int) -> Node:
+            node = Node(
+                self.manifest,
+                model_spec(self.manifest, ALLOWED),
+                stage,
+                swarm=Entered(me, f"{self.started:016x}", transport, directory),
+                executor=executor,
+                rng=rng,
+                say=lambda line: self.events.append(f"node {me.peer_id[-6:]}: {line}"),
+                shelf=None
+                if shelves is None
+                else Shelf(shelves / me.peer_id, self.manifest.run_id, stage),
+            )
+            if self.needs is not None:
+                node.choice = Choice(self.needs, memory_bytes)
+            return node
+
+        node = node_at(stage)
         peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s, number)
         self.peers[f"{me.peer_id} {self.started}"] = peer
 
@@ -156,6 +171,10 @@ class Nodes:
             with peer.scope:
                 try:
                     await node.run(task_status=task_status)  # type: ignore[arg-type]
+                    while peer.node.moves_to is not None:
+                        self.started += 1
+                        peer.node = node_at(peer.node.moves_to)
+                        await peer.node.run()
                 except* SwarmError as errors:
                     if may_fail is None:
                         raise

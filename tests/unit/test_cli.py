@@ -26,7 +26,7 @@ OPTIONS = {
     "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
-        "--allow-model",
+        *("--allow-model", "--stay", "--memory"),
     },
     "status": {"--join", "--run", "--json", "--identity"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},

@@ -1,0 +1,59 @@
+"""What each stage of a model takes of the machine that serves it."""
+
+from __future__ import annotations
+
+import torch
+
+from swarm.core.rebalancing import Need
+from swarm.manifest import Manifest
+from swarm.model.registry import build_layer, stage_layers
+from swarm.model.spec import ModelSpec
+
+_LEAST_COST = 1e-9
+"""A stage that costs nothing at all still has to be somewhere."""
+
+
+def stage_needs(manifest: Manifest, spec: ModelSpec) -> tuple[Need, ...]:
+    """Cost (in the unit of the layers' ``cost``) and memory of one replica, for each stage.
+
+    Memory counts the vectors that a replica holds and the stage inputs of all its contexts, not
+    the activations inside the graphs that it keeps, which depend on the model's code.
+
+    Raises:
+        ConfigError: the model cannot be cut as the manifest says.
+    """
+    needs = []
+    for stage, layers in enumerate(stage_layers(manifest, spec)):
+        values = sum(_values(manifest, spec, index) for index in layers)
+        inputs = spec.input if stage == 0 else spec.layers[layers[0] - 1].output
+        held = manifest.limits.contexts + manifest.limits.queue
+        needs.append(
+            Need(
+                cost=max(_LEAST_COST, sum(spec.layers[index].cost for index in layers)),
+                memory_bytes=values * bytes_per_value(manifest)
+                + held * inputs.nbytes(manifest.batch.microbatch),
+            )
+        )
+    return tuple(needs)
+
+
+def bytes_per_value(manifest: Manifest) -> int:
+    """Bytes of a replica for each trainable number.
+
+    Weight, its gradient, the optimizer's state; and three sums (accumulator, the sum of the round
+    under way, the last decided one), which are twice as wide in reproducible mode.
+    """
+    state = 2 if manifest.optimizer.kind == "adamw" else int(manifest.optimizer.momentum > 0)
+    sums = 3 * (8 if manifest.reproducible.enabled else 4)
+    return 4 * (2 + state) + sums
+
+
+def _values(manifest: Manifest, spec: ModelSpec, index: int) -> int:
+    """How many trainable numbers a layer has, without making them where torch allows that."""
+    try:
+        with torch.device("meta"):
+            module = spec.layers[index].build()
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        # The user's code may need real tensors.
+        module = build_layer(manifest, spec, index)
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
