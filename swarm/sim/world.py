@@ -85,7 +85,8 @@ class World:
     directory is, at most. ``relayed``: every activation goes through the trainer (as in the
     published prototype), whose link is ``trainer_bytes_per_s`` each way, in ``trainer_region``.
     ``window``: microbatches in flight; 0: as the real trainer sizes it. ``silence_s``: after that
-    a peer that is gone is found out.
+    a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at a replica,
+    and microbatches whose backward it may await; ``attempt_s``: floor of an attempt's time limit.
     """
 
     stages: tuple[StageWork, ...]
@@ -107,6 +108,9 @@ class World:
     trainer_bytes_per_s: float = inf
     sample_every_s: float = 60.0
     name: str = "simulated"
+    queue: int = 16
+    contexts: int = 64
+    attempt_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

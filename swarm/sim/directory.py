@@ -1,0 +1,63 @@
+"""What the directory shows of the swarm: records that are a little old."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swarm.core.rebalancing import Need, Serving, Settings, View
+from swarm.sim.rates import service_s
+from swarm.types import PeerId
+
+if TYPE_CHECKING:
+    from swarm.sim.server import Server
+    from swarm.sim.simulation import Simulation
+
+
+class Directory:
+    """Records by peer. A change of state is announced at once; what is measured, and who is gone,
+    shows once every ``announce_s``, when all records are ``refresh``ed."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        world = sim.world
+        self.settings = Settings(world.gain)
+        self.needs = [
+            Need((w.forward_tflop + w.backward_tflop) / world.microbatch, w.memory_bytes)
+            for w in world.stages
+        ]
+        self._records: dict[PeerId, Serving] = {}
+
+    def announced(self, server: Server) -> None:
+        """It says where it is, or where it is going."""
+        self._records[server.host.peer] = self.record(server)
+
+    def forget(self, server: Server) -> None:
+        self._records.pop(server.host.peer, None)
+
+    def refresh(self) -> View:
+        """All that live announce themselves anew; the dead are forgotten."""
+        servers = self._sim.serving.values()
+        self._records = {server.host.peer: self.record(server) for server in servers}
+        return self.view()
+
+    def view(self) -> View:
+        return View(self.needs, self._records.values())
+
+    def record(self, server: Server) -> Serving:
+        """What ``server`` says of itself."""
+        sim, peer = self._sim, server.host.peer
+        machine = sim.machines[peer]
+        measured = server.counted > 0
+        rate = sim.world.microbatch / service_s(sim.world, machine, server.stage)
+        return Serving(
+            peer,
+            server.stage,
+            rate if measured else 0.0,
+            float(server.intake.queued),
+            machine.memory_bytes,
+            settled=server.mark is not None and server not in sim.leaving,
+        )
+
+    def truth(self) -> View:
+        """What the trainer knows itself: who serves now, and how fast."""
+        return View(self.needs, [self.record(server) for server in self._sim.serving.values()])

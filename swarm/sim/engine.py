@@ -1,0 +1,32 @@
+"""The simulator, microbatch by microbatch: ``swarm.core`` decides, a heap of events gives time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarm.sim.arrivals import Arrivals
+from swarm.sim.simulation import Simulation
+from swarm.sim.world import Outcome, World
+
+Progress = Callable[[float], None]
+
+LOOKS = 200
+"""How often ``progress`` is called in a run."""
+
+
+def simulate(world: World, *, log: bool = False, progress: Progress | None = None) -> Outcome:
+    """Run ``world`` for its ``duration_s``. The same world gives the same outcome.
+
+    Args:
+        log: write the decisions down, a line each.
+        progress: called now and then with the share of the virtual time that is over.
+    """
+    sim = Simulation(world, log=log)
+    Arrivals(sim).begin()
+    for stretch in range(1, int(world.duration_s / world.sample_every_s) + 1):
+        sim.clock.at(stretch * world.sample_every_s, sim.meter.sample)
+    for look in range(1, LOOKS + 1):
+        sim.clock.run(world.duration_s * look / LOOKS)
+        if progress is not None:
+            progress(look / LOOKS)
+    return sim.meter.finish()
