@@ -5,8 +5,12 @@ least loaded stage moves to the most loaded one. It moves somebody every period,
 helps or not, and sees nothing before queues have built up. Here the *rate* of a stage decides,
 the sum of what its replicas were measured to do: the slowest stage sets the pace of the whole
 pipeline, so a move is worth it if the slower of the two stages that it touches is faster
-afterwards, by a margin. Queues break ties, decide where nothing has been measured yet, and veto a
-move that they contradict.
+afterwards, by a margin. Where peers differ, a few moves are planned together, since one alone may
+help nobody: a fast peer comes, then a slow one goes where it was. Queues break ties, tell a
+newcomer where it is needed while nothing has been measured, and veto a move that they contradict.
+
+With constant speeds every plan raises the rates of the stages, the slowest first, and no
+assignment ever comes back: no two moves undo each other.
 
 All peers find the same move from the same records, so only one asks for it. Records are old by
 the time they are read; that is why the trainer has the last word (``Grants``), from what it knows
@@ -16,10 +20,14 @@ itself.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import nsmallest
+from itertools import permutations
+from math import ceil, fsum, inf
+from operator import itemgetter, mul
 from statistics import median
 
 from swarm.types import PeerId
@@ -31,11 +39,20 @@ PILED_UP = 2.0
 """Microbatches that wait for each replica of a stage, on average, where work piles up; a quarter
 of that is nothing."""
 
-SWAP_AMONG = 32
-"""In stages of more replicas than this single moves are fine enough, and swaps are not sought."""
+MARGINS = (1.0, 2.0, 2.1, 2.2)
+"""A plan of one to four moves has to gain so many times ``Settings.gain``. In growing order: what
+is left of a plan after its first move beats going back."""
 
-SWAP_MARGIN = 2.0
-"""A swap is two moves: it has to gain so many times as much."""
+OWN_SHARE, PAIR_SHARE = 0.5, 0.2
+"""In stages of many replicas no single move gains much. It is also worth it if it gains half of
+what the mover does, and the two stages, shared out evenly, a fifth of ``Settings.gain``."""
+
+HAIR = 1e-9
+"""Relative: rates that differ by less are equal."""
+
+EFFORT = 20_000
+"""Plans that are looked at, at most about: the fewer the peers, the more steps ahead. Where stages
+have many replicas single moves are fine enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +145,26 @@ class View:
         return found
 
     @cached_property
+    def settled(self) -> list[int]:
+        """How many of each stage are neither joining nor leaving."""
+        return [sum([p.settled for p in peers]) for peers in self.members]
+
+    @cached_property
     def rates(self) -> list[float]:
-        """Samples per second of each stage."""
-        return [sum(self.rate(p, s) for p in peers) for s, peers in enumerate(self.members)]
+        """Samples per second of each stage. Rounded once, so it is the same in whatever order the
+        records came."""
+        found = []
+        for need, peers in zip(self.stages, self.members, strict=True):
+            known = [p.samples_per_s for p in peers]
+            if unknown := known.count(0.0):
+                known.append(unknown * self.guess / need.cost)
+            found.append(fsum(known))
+        return found
 
     @cached_property
     def queues(self) -> list[float]:
         """Microbatches that wait for each replica of a stage, on average."""
-        return [sum(p.queued for p in peers) / max(1, len(peers)) for peers in self.members]
+        return [fsum([p.queued for p in peers]) / max(1, len(peers)) for peers in self.members]
 
     @property
     def throughput(self) -> float:
@@ -183,8 +212,7 @@ def _need(view: View, stage: int, settings: Settings) -> tuple[float, ...]:
 def decide(view: View, me: PeerId, settings: Settings) -> Stay | Move:
     """Whether ``me`` should move, as far as ``view`` tells.
 
-    Takes no chances: of several who could move equally well the first by name does, so that no
-    two ask at once.
+    Of several who could move equally well the first by name does, so that no two ask at once.
     """
     found = best_move(view, settings)
     if isinstance(found, Move) and found.peer != me:
@@ -193,18 +221,21 @@ def decide(view: View, me: PeerId, settings: Settings) -> Stay | Move:
 
 
 def best_move(view: View, settings: Settings) -> Stay | Move:
-    """The move that helps most, of whichever peer: the slowest stage gets somebody."""
+    """The move that helps most, of whichever peer; or the first of several, if they help most."""
     if len(view.stages) < 2:
         return Stay("there is one stage")
-    target = min(range(len(view.stages)), key=lambda stage: (_need(view, stage, settings), stage))
-    veto = _contradiction(view, target, settings)
-    if veto:
+    order = sorted(range(len(view.stages)), key=lambda s: (len(view.members[s]), view.rates[s]))
+    short = [stage for stage in order if len(view.members[stage]) < settings.least]
+    for stage in short:
+        if move := _relief(view, stage, settings):
+            return move
+    target = view.rates.index(view.throughput)
+    if not short and (veto := _contradiction(view, target)):
         return Stay(veto)
-    movers = [p for p in view.peers if _may_move(view, p, target, settings)]
-    move = _best_single(view, movers, target, settings) or _best_swap(
-        view, movers, target, settings
-    )
-    return move or Stay(f"no move makes stage {target}, the slowest, faster by enough")
+    plan = _Search(view, settings).best()
+    if plan is None:
+        return Stay(f"no move makes stage {target}, the slowest, faster by enough")
+    return plan.first(view)
 
 
 def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
@@ -219,110 +250,293 @@ def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
         return "it is not known here"
     if found.stage == target:
         return f"it is at stage {target} already"
-    if len([p for p in view.members[found.stage] if p.settled]) < 2:
+    if not found.settled:
+        return f"it is joining or leaving stage {found.stage}"
+    if view.settled[found.stage] < 2:
         return f"it is the last of stage {found.stage}"
     if not view.fits(found, target):
         return f"stage {target} does not fit into its memory"
-    lenient = Settings(settings.gain / 2, settings.least)
-    if not _may_move(view, found, target, lenient):
+    if not _spares(view, found.stage, target, settings, {}):
         return f"stage {found.stage} needs it as much"
-    if _best_single(view, [found], target, lenient) or _best_swap(view, [found], target, lenient):
+    if len(view.members[target]) < settings.least:
+        return ""
+    lenient = replace(settings, gain=settings.gain / 2)
+    if _Search(view, lenient).beginning_with(found, target):
         return ""
     return f"that would not make stage {target} and stage {found.stage} faster by enough"
 
 
-def _contradiction(view: View, target: int, settings: Settings) -> str:
+def _contradiction(view: View, target: int) -> str:
     """The queues say that work piles up elsewhere, while none waits at the slowest stage."""
-    if len(view.members[target]) < settings.least or view.queues[target] > PILED_UP / 4:
-        return ""
     longest = max(range(len(view.stages)), key=lambda stage: view.queues[stage])
-    if view.queues[longest] < PILED_UP:
+    if view.queues[target] > PILED_UP / 4 or view.queues[longest] < PILED_UP:
         return ""
     return f"by its rate stage {target} is the slowest, but work piles up at stage {longest}"
 
 
-def _may_move(view: View, peer: Serving, target: int, settings: Settings) -> bool:
-    """Whether it is free to go at all: settled, not needed where it is, and not too big."""
-    if not peer.settled or peer.stage == target or not view.fits(peer, target):
-        return False
-    staying = [p for p in view.members[peer.stage] if p.settled and p is not peer]
-    have, wants = len(view.members[peer.stage]), len(view.members[target])
+def _spares(
+    view: View, stage: int, target: int, settings: Settings, come: Mapping[int, int]
+) -> bool:
+    """Whether ``stage`` can do with one replica less, if that one goes to ``target``.
+
+    ``come``: how many more each stage has by then than ``view`` knows.
+    """
+    have = len(view.members[stage]) + come.get(stage, 0)
+    wants = len(view.members[target]) + come.get(target, 0)
+    staying = view.settled[stage] + come.get(stage, 0) - 1
     # Below the least, a stage gives nobody away but to one that has fewer still.
-    return bool(staying) and (have > settings.least or have - 1 > wants)
+    return staying > 0 and (have > settings.least or have - 1 > wants)
 
 
-def _best_single(
-    view: View, movers: Sequence[Serving], target: int, settings: Settings
-) -> Move | None:
-    """The move after which the slower of its two stages is fastest."""
+def _relief(view: View, target: int, settings: Settings) -> Move | None:
+    """Somebody for a stage that has too few, whatever it costs: who leaves most behind."""
+    movers = [
+        p
+        for stage in range(len(view.stages))
+        if stage != target and _spares(view, stage, target, settings, {})
+        for p in view.members[stage]
+        if p.settled and view.fits(p, target)
+    ]
     before = view.rates[target]
-    short = len(view.members[target]) < settings.least
 
     def after(peer: Serving) -> float:
         left = view.rates[peer.stage] - view.rate(peer, peer.stage)
         return min(left, before + view.rate(peer, target))
 
-    best = min(
-        movers,
-        key=lambda p: (-after(p), view.queues[p.stage], p.queued, p.peer),
-        default=None,
-    )
-    if best is None:
+    if not movers:
         return None
-    rate = after(best)
-    if not short and rate < before * (1 + settings.gain):
-        return None
-    if short and not before:
-        why = f"stage {target} has nobody"
-    elif short:
-        why = f"stage {target} has {len(view.members[target])} of {settings.least} replicas"
-    else:
-        why = (
-            f"stage {target} does {before:.3g} samples/s, stage {best.stage} "
-            f"{view.rates[best.stage]:.3g}; then the slower does {rate:.3g}"
-        )
-    return Move(best.peer, target, why, rate / before if before else float("inf"))
+    best = min(movers, key=lambda p: (-after(p), view.queues[p.stage], p.queued, p.peer))
+    if not view.members[target]:
+        return Move(best.peer, target, f"stage {target} has nobody", inf)
+    have = len(view.members[target])
+    why = f"stage {target} has {have} of {settings.least} replicas"
+    return Move(best.peer, target, why, after(best) / before)
 
 
-def _best_swap(
-    view: View, movers: Sequence[Serving], target: int, settings: Settings
-) -> Move | None:
-    """The first half of the best exchange: a fast peer comes, a slow one goes where it was.
+# -- a few moves ahead ---------------------------------------------------------------------------
 
-    The second half is the best move once the first has been made.
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """``work``: per second, of the mover, in the unit of the stages' costs."""
+
+    peer: Serving
+    stage: int
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """``before``, ``rate``: of the slowest stage that takes part, now and after all steps."""
+
+    steps: tuple[_Step, ...]
+    before: float
+    rate: float
+
+    def first(self, view: View) -> Move:
+        step, *more = self.steps
+        if more:
+            then = ", ".join(f"{s.peer.peer[-6:]} to stage {s.stage}" for s in more)
+            why = f"with {then} next the slowest of them does {self.rate:.3g} samples/s"
+            why += f" rather than {self.before:.3g}"
+        else:
+            source = step.peer.stage
+            why = f"stage {step.stage} does {view.rates[step.stage]:.3g} samples/s, stage {source} "
+            why += f"{view.rates[source]:.3g}; then the slower does {self.rate:.3g}"
+        gain = self.rate / self.before if self.before else inf
+        return Move(step.peer.peer, step.stage, why, gain)
+
+
+class _Search:
+    """Looks for the few moves after which the pipeline is fastest.
+
+    Where that cannot be had, because another stage is as slow, those after which the slowest of
+    the stages that they touch is fastest. Each step goes to what is the slowest by then: a stage
+    that gets nobody does not get faster, so no better plan is missed. A step may leave another
+    stage too slow for the next one to mend; that makes exchanges of fast peers for slow ones, and
+    rings over several stages.
     """
-    before = view.rates[target]
-    theirs = [p for p in view.members[target] if p.settled]
-    if not 0 < len(theirs) <= SWAP_AMONG:
-        return None
-    best: tuple[float, PeerId, Serving, Serving] | None = None
-    for come in movers:
-        if len(view.members[come.stage]) > SWAP_AMONG:
-            continue
-        left = view.rates[come.stage] - view.rate(come, come.stage)
-        for go in theirs:
-            if not view.fits(go, come.stage):
+
+    def __init__(self, view: View, settings: Settings) -> None:
+        self._view, self._settings = view, settings
+        self._costs = [need.cost for need in view.stages]
+        self._rates = list(view.rates)
+        self._depth = 1
+        while self._depth < len(MARGINS) and len(view.peers) ** (self._depth + 1) <= EFFORT:
+            self._depth += 1
+        self._sources = sorted(range(len(self._rates)), key=lambda s: (view.queues[s], s))
+        self._movers: dict[int, list[tuple[float, Serving]]] = {}
+        self._first: _Step | None = None
+        self._now = min(self._rates)
+        # What has been found, with the margin taken off: all stages, those touched.
+        self._overall, self._touched = self._now, 0.0
+        self._found: _Plan | None = None
+
+    def best(self) -> _Plan | None:
+        """The best plan that makes the slowest stage faster."""
+        self._touched = self._now
+        least = self._now * (1 + PAIR_SHARE * self._settings.gain)
+        if _shared_out(self._rates, self._costs) > least:
+            self._extend([], frozenset([self._rates.index(self._now)]))
+        return self._found
+
+    def beginning_with(self, peer: Serving, target: int) -> _Plan | None:
+        """The best plan of which this is the first move."""
+        self._touched = min(self._rates[target], self._rates[peer.stage])
+        work = self._view.rate(peer, peer.stage) * self._costs[peer.stage]
+        self._first = _Step(peer, target, work)
+        self._take([], frozenset([target]), self._first)
+        return self._found
+
+    def _margin(self, steps: Sequence[_Step], touched: float) -> float:
+        """How many times as fast the slowest stage has to be after ``steps``. ``touched``: the
+        rate of the slowest stage that they touch, then."""
+        rates, costs, (step, *more) = self._view.rates, self._costs, steps
+        if not more:
+            pair = (step.peer.stage, step.stage)
+            even = _shared_out([rates[s] for s in pair], [costs[s] for s in pair])
+            before = self._slowest_now(steps)
+            if touched - before >= OWN_SHARE * step.work / costs[step.stage] and even >= before * (
+                1 + PAIR_SHARE * self._settings.gain
+            ):
+                return 1.0
+        return 1 + MARGINS[len(more)] * self._settings.gain
+
+    def _enough(self, steps: int) -> float:
+        """No plan of so many steps is good enough if the slowest stage it touches does less."""
+        margin = 1 + MARGINS[steps - 1] * self._settings.gain if steps > 1 else 1.0
+        return self._overall * margin * (1 - HAIR)
+
+    def _take(self, done: list[_Step], touched: frozenset[int], step: _Step) -> None:
+        """Look at what comes of ``step``, and go on from there."""
+        source, target = step.peer.stage, step.stage
+        kept = self._rates[source], self._rates[target]
+        self._rates[source] -= step.work / self._costs[source]
+        self._rates[target] += step.work / self._costs[target]
+        steps, touched = [*done, step], touched | {source}
+        self._consider(steps, min(self._rates), min([self._rates[stage] for stage in touched]))
+        if len(steps) < self._depth:
+            self._extend(steps, touched)
+        self._rates[source], self._rates[target] = kept
+
+    def _consider(self, steps: list[_Step], overall: float, touched: float) -> None:
+        """Keep these steps if they are better than what has been found, and can be made."""
+        margin = self._margin(steps, touched)
+        score = max(overall / margin, self._now)
+        if score <= self._overall * (1 + HAIR) and (
+            # Without gain for the whole a third move is not worth it.
+            len(steps) > 2
+            or score < self._overall * (1 - HAIR)
+            or touched / margin <= self._touched * (1 + HAIR)
+        ):
+            return
+        order = self._in_order(steps)
+        if order:
+            rate = overall if score > self._now else touched
+            self._found = _Plan(order, self._slowest_now(steps), rate)
+            self._overall, self._touched = score, touched / margin
+
+    def _slowest_now(self, steps: Sequence[_Step]) -> float:
+        return min([self._view.rates[s] for step in steps for s in (step.peer.stage, step.stage)])
+
+    def _extend(self, done: list[_Step], touched: frozenset[int]) -> None:
+        """Try everybody as the next to go to the slowest stage of all, or of those touched."""
+        ahead, enough = self._depth - len(done), self._enough(len(done) + 1)
+        if sum([self._rates[stage] < enough for stage in touched]) > ahead:
+            return  # each step can mend one stage
+        slowest = nsmallest(3, range(len(self._rates)), key=self._rates.__getitem__)
+        for target in {slowest[0], min(sorted(touched), key=self._rates.__getitem__)}:
+            for source in self._sources:
+                if source == target:
+                    continue
+                if ahead == 1:
+                    rest = [stage for stage in slowest if stage not in (source, target)]
+                    others = self._rates[rest[0]] if rest else inf
+                    self._finish(done, touched - {source, target}, (source, target), others)
+                    continue
+                for work, peer in self._leaving(source):
+                    if self._view.fits(peer, target) and all(s.peer is not peer for s in done):
+                        self._take(done, touched | {target}, _Step(peer, target, work))
+
+    def _finish(
+        self, done: list[_Step], touched: frozenset[int], pair: tuple[int, int], others: float
+    ) -> None:
+        """As ``_take``, for the last step, which goes from the one to the other of ``pair``.
+
+        ``touched``: the other stages touched. ``others``: the slowest rate of all other stages.
+        """
+        (source, target), enough = pair, self._enough(len(done) + 1)
+        own, its = self._rates[source], self._rates[target]
+        cost, its_cost = self._costs[source], self._costs[target]
+        near = min([self._rates[stage] for stage in touched], default=inf)
+        if min(near, (own * cost + its * its_cost) / (cost + its_cost)) < enough:
+            return
+        for work, peer in self._leaving(source):
+            rate = min(own - work / cost, its + work / its_cost)
+            if (rate <= self._overall or others <= self._overall) and (
+                rate <= self._touched or near <= self._touched
+            ):
                 continue
-            here = before + view.rate(come, target) - view.rate(go, target)
-            rate = min(left + view.rate(go, come.stage), here)
-            if best is None or (-rate, come.peer) < (-best[0], best[1]):
-                best = (rate, come.peer, come, go)
-    if best is None or best[0] < before * (1 + SWAP_MARGIN * settings.gain):
-        return None
-    rate, _, come, go = best
-    why = (
-        f"stage {target} does {before:.3g} samples/s; with {go.peer[-6:]} in its place at stage "
-        f"{come.stage} the slower does {rate:.3g}"
-    )
-    return Move(come.peer, target, why, rate / before if before else float("inf"))
+            if self._view.fits(peer, target) and all(s.peer is not peer for s in done):
+                steps = [*done, _Step(peer, target, work)]
+                self._consider(steps, min(rate, others), min(rate, near))
+
+    def _leaving(self, stage: int) -> list[tuple[float, Serving]]:
+        """Who could leave it, and the work that goes with each: of equals only as many as a plan
+        has steps, those with the shortest queues, then by name. The fastest first."""
+        if stage not in self._movers:
+            kinds = defaultdict(list)
+            for peer in self._view.members[stage]:
+                if peer.settled:
+                    memory = inf if peer.memory_bytes is None else peer.memory_bytes
+                    kinds[peer.samples_per_s, memory].append(peer)
+            found = []
+            for (rate, _), equals in sorted(kinds.items(), key=itemgetter(0), reverse=True):
+                if len(equals) > 1:
+                    equals = nsmallest(self._depth, equals, key=lambda p: (p.queued, p.peer))
+                work = (rate * self._costs[stage]) or self._view.guess
+                found += [(work, peer) for peer in equals]
+            self._movers[stage] = found
+        return self._movers[stage]
+
+    def _in_order(self, steps: list[_Step]) -> tuple[_Step, ...] | None:
+        """The steps so that each can be made, and the first does least harm; None: impossible."""
+        orders = [
+            order
+            for order in permutations(steps)
+            if (self._first is None or order[0] is self._first) and self._possible(order)
+        ]
+        return max(orders, key=lambda order: self._left_by(order[0]), default=None)
+
+    def _left_by(self, step: _Step) -> float:
+        source = step.peer.stage
+        return self._view.rates[source] - step.work / self._costs[source]
+
+    def _possible(self, order: Iterable[_Step]) -> bool:
+        come: Counter[int] = Counter()
+        for step in order:
+            source, target = step.peer.stage, step.stage
+            if not _spares(self._view, source, target, self._settings, come):
+                return False
+            come[source] -= 1
+            come[target] += 1
+        return True
+
+
+def _shared_out(rates: Iterable[float], costs: Iterable[float]) -> float:
+    """The rate of stages whose peers could be cut into pieces and shared out evenly."""
+    costs = tuple(costs)
+    return fsum(map(mul, rates, costs)) / fsum(costs)
 
 
 # -- the trainer's word --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Mover:
-    stage: int
+    """``serving``: as it will be where it goes."""
+
+    serving: Serving
     until: float
 
 
@@ -351,30 +565,25 @@ class Grants:
         self.expire(now)
         mover = self._movers.get(peer)
         if mover is not None:
-            return "" if mover.stage == target else f"it is on its way to stage {mover.stage}"
+            on_its_way = f"it is on its way to stage {mover.serving.stage}"
+            return "" if mover.serving.stage == target else on_its_way
         if len(self._movers) >= self._most:
             other, its = next(iter(self._movers.items()))
-            return f"{other[-6:]} is on its way to stage {its.stage}"
+            return f"{other[-6:]} is on its way to stage {its.serving.stage}"
         reason = judge(self.applied_to(view), peer, target, self._settings)
         if not reason:
-            self._movers[peer] = _Mover(target, now + self._limit_s)
+            found = next(p for p in view.peers if p.peer == peer)
+            expected = view.rate(found, target)
+            serving = replace(found, stage=target, samples_per_s=expected, settled=False)
+            self._movers[peer] = _Mover(serving, now + self._limit_s)
         return reason
 
     def applied_to(self, view: View) -> View:
         """``view`` as it will be when those that are on their way have arrived."""
         if not self._movers:
             return view
-        known = {p.peer: p for p in view.peers}
-        movers = [
-            Serving(
-                peer,
-                mover.stage,
-                view.rate(known[peer], mover.stage) if peer in known else 0.0,
-                settled=False,
-            )
-            for peer, mover in self._movers.items()
-        ]
-        return View(view.stages, [*(p for p in view.peers if p.peer not in self._movers), *movers])
+        staying = [p for p in view.peers if p.peer not in self._movers]
+        return View(view.stages, [*staying, *(m.serving for m in self._movers.values())])
 
     def ended(self, peer: PeerId) -> None:
         """It has arrived, or will not move after all."""
@@ -386,7 +595,7 @@ class Grants:
     @property
     def under_way(self) -> dict[PeerId, int]:
         """Who is on the way to which stage."""
-        return {peer: mover.stage for peer, mover in self._movers.items()}
+        return {peer: mover.serving.stage for peer, mover in self._movers.items()}
 
 
 # -- the best that there is --------------------------------------------------------------------
@@ -398,21 +607,21 @@ def best_assignment(view: View) -> float:
     Exact where all peers are equally fast and fit everywhere; else a bound that no assignment can
     beat: all work shared out as if peers could be cut into pieces.
     """
-    work = [view.rate(p, p.stage) * view.stages[p.stage].cost for p in view.peers]
-    if len(work) < len(view.stages):
+    costs = [need.cost for need in view.stages]
+    if len(view.peers) < len(costs):
         return 0.0
-    shared = sum(work) / sum(need.cost for need in view.stages)
+    work = [(p.samples_per_s * costs[p.stage]) or view.guess for p in view.peers]
     if max(work) > min(work) * (1 + 1e-9):
-        return shared
-    return _of_equals(len(work), work[0], view.stages)
+        return fsum(work) / fsum(costs)
+    return _of_equals(len(work), max(work), costs)
 
 
-def _of_equals(peers: int, work: float, stages: Sequence[Need]) -> float:
+def _of_equals(peers: int, work: float, costs: Sequence[float]) -> float:
     """One after the other to the stage that is slowest: for equal peers there is no better way."""
-    counts: dict[int, int] = defaultdict(int)
-    for stage in range(len(stages)):
-        counts[stage] = 1
-    for _ in range(peers - len(stages)):
-        slowest = min(range(len(stages)), key=lambda s: counts[s] / stages[s].cost)
+    # All but one per stage, shared out evenly: no stage stays below that rate.
+    shared = (peers - len(costs)) / fsum(costs)
+    counts = [max(1, ceil(shared * cost - 1e-9)) for cost in costs]
+    for _ in range(peers - sum(counts)):
+        slowest = min(range(len(costs)), key=lambda s: counts[s] / costs[s])
         counts[slowest] += 1
-    return min(counts[s] * work / stages[s].cost for s in range(len(stages)))
+    return min(count * work / cost for count, cost in zip(counts, costs, strict=True))
