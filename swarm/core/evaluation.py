@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from swarm.core import flight as fly
 from swarm.core.flight import Flight, Launch, Receipt
 from swarm.core.journey import Ask, Silent
+from swarm.core.members import Lookup, Members
 from swarm.core.step import Probe, Remove
 from swarm.types import Replica, Stamp
 
@@ -21,26 +22,22 @@ class Evaluation:
         flight: Flight,
         stages: int,
         *,
-        ready: Callable[[int], list[Replica]],
-        serving: Callable[[int], list[Replica]] | None = None,
+        ready: Lookup,
+        serving: Lookup | None = None,
     ) -> None:
         """``serving``: those of the ``ready`` that get new work; None: all."""
         self.flight = flight
-        self._stages = stages
-        self._ready = ready
-        self._serving = serving or ready
-        self._removed: set[Replica] = set()
+        self._members = Members(stages, ready, serving)
         self._todo: list[Instruction] = []
 
     def receipt(self, receipt: Receipt, now: float) -> None:
-        members = self._members(receipt.stage)
-        if receipt.replica in members:
-            self._add(self.flight.receipt(receipt, len(members) < 2, now), now)
+        if self._members.has(receipt.stage, receipt.replica):
+            alone = len(self._members.of(receipt.stage)) < 2
+            self._add(self.flight.receipt(receipt, alone, now), now)
         self.unreachable(receipt.skipped)
 
     def unreachable(self, replicas: Sequence[Replica]) -> None:
-        known = {r for stage in range(self._stages) for r in self._members(stage)}
-        self._todo += [Probe(replica) for replica in replicas if replica in known]
+        self._todo += [Probe(r) for r in replicas if self._members.anywhere(r)]
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> None:
         self._add(self.flight.failed(m, stamp, reason, now), now)
@@ -51,18 +48,17 @@ class Evaluation:
         self.flight.answered(ask, stage, False)
 
     def remove(self, replica: Replica, reason: str, now: float) -> None:
-        if replica not in self._removed:
-            self._removed.add(replica)
+        if self._members.remove(replica):
             self._todo.append(Remove(replica, reason))
             self._add(self.flight.lost(replica, now), now)
 
     def admitted(self, replica: Replica, *, stage: int) -> None:
         del stage
-        self._removed.discard(replica)
+        self._members.admit(replica)
 
     def advance(self, now: float) -> list[Instruction]:
         self._add(self.flight.tick(now), now)
-        self._add(self.flight.fill(self._workers(), now), now)
+        self._add(self.flight.fill(self._members.workers(), now), now)
         todo, self._todo = self._todo, []
         return todo
 
@@ -72,15 +68,6 @@ class Evaluation:
 
     def deadline(self) -> float:
         return self.flight.deadline()
-
-    def _workers(self) -> list[list[Replica]]:
-        serving = [
-            [r for r in self._serving(s) if r not in self._removed] for s in range(self._stages)
-        ]
-        return [serving[stage] or self._members(stage) for stage in range(self._stages)]
-
-    def _members(self, stage: int) -> list[Replica]:
-        return [replica for replica in self._ready(stage) if replica not in self._removed]
 
     def _add(self, found: Sequence[fly.Instruction], now: float) -> None:
         for do in found:

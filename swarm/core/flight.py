@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.core import journey
 from swarm.core.estimates import Estimate
 from swarm.core.intake import Kind
 from swarm.core.journey import Ask, Journey, Phase, Route, Silent
+from swarm.core.tally import Tally
 from swarm.core.wiring import Window, Wiring
 from swarm.types import Attempt, Mark, Replica, Stamp
 
@@ -95,8 +96,22 @@ class Pace:
         return max(self._floor_s, base) * self.GROWTH ** min(tries, 8)
 
 
+@dataclass(slots=True)
+class _Sent:
+    """An attempt that was launched. ``forward_s``: work on its forward pass, by stage."""
+
+    trip: Journey
+    stamp: Stamp
+    route: Route
+    open: bool = True
+    forward_s: dict[int, float] = field(default_factory=dict)
+
+
 class Flight:
     """Machine: keeps a window of journeys in flight until all are done.
+
+    What an event costs does not depend on how many journeys or replicas there are, but for the
+    loss of a replica.
 
     Args:
         journeys: the microbatches, or evaluations, to get done.
@@ -120,66 +135,69 @@ class Flight:
         self.resent = 0
         self._wiring, self._window, self._pace = wiring, window, pace
         self._stamps, self._rng = stamps, rng
-        self._forward_s: dict[tuple[Stamp, int], float] = {}
-        self._launched: dict[Stamp, tuple[Journey, Route]] = {}
-        self._open: set[Stamp] = set()
+        self._tally = Tally(self.journeys)
+        self._sent: dict[Stamp, _Sent] = {}
+        self._latest: dict[int, _Sent] = {}
         self._single: set[Replica] = set()
 
     @property
     def done(self) -> bool:
-        return all(j.phase is Phase.DONE for j in self.journeys.values())
+        return self._tally.all_done
 
     @property
     def void(self) -> bool:
         """A microbatch was found not finite by two: the step is to be skipped."""
-        return any(j.void for j in self.journeys.values())
+        return self._tally.void
 
     @property
     def in_flight(self) -> int:
-        return sum(j.phase in (Phase.FLYING, Phase.ASKING) for j in self.journeys.values())
+        return self._tally.in_flight
 
     def stage_done(self, stage: int) -> bool:
         """Every microbatch is known to have counted in ``stage``."""
-        return all(stage in j.holders for j in self.journeys.values())
+        return self._tally.stage_done(stage)
 
     def held_by(self, stage: int, replica: Replica) -> frozenset[int]:
-        return frozenset(m for m, j in self.journeys.items() if j.holders.get(stage) == replica)
+        return self._tally.held_by(stage, replica)
 
     def fill(self, stages: Sequence[Sequence[Replica]], now: float) -> list[Instruction]:
         """Launch what the window allows, oldest microbatch first.
 
         ``stages``: who can serve each stage now. Nothing is launched while one has nobody.
         """
-        for stage, replicas in enumerate(stages):
-            self._wiring.sync(stage, replicas)
-        self._single = {replicas[0] for replicas in stages if len(replicas) == 1}
-        idle = [j for j in self.journeys.values() if j.phase is Phase.IDLE]
-        room = self._window.size - self.in_flight
+        if self._wiring.serve(stages):
+            self._single = {replicas[0] for replicas in stages if len(replicas) == 1}
+        found: list[Instruction] = []
+        room = self._window.size - self._tally.in_flight
         if room <= 0 or not all(stages):
-            return []
-        idle.sort(key=lambda j: j.m)
-        return [self._launch(j, len(stages), now) for j in idle[:room]]
+            return found
+        while len(found) < room and (trip := self._tally.next_idle()) is not None:
+            found.append(self._launch(trip, len(stages), now))
+        return found
 
     def _launch(self, trip: Journey, stages: int, now: float) -> Launch:
         stamp = self._stamps.take()
+        shun = trip.shun
         route = tuple(
-            self._wiring.choose(stage, stamp, now, self._rng, shun=trip.shun)
-            for stage in range(stages)
+            [
+                self._wiring.choose(stage, stamp, now, self._rng, shun=shun)
+                for stage in range(stages)
+            ]
         )
         limit_s = self._pace.limit_s(trip.tries)
         self.resent += trip.tries > 0
         trip.send(stamp, route, now, limit_s)
-        self._launched[stamp] = trip, route
-        self._open.add(stamp)
+        self._latest[trip.m] = self._sent[stamp] = _Sent(trip, stamp, route)
         return Launch(Attempt(stamp, self.mark, trip.m, trip.mask), route, limit_s)
 
     def receipt(self, receipt: Receipt, alone: bool, now: float) -> list[Instruction]:
         """Take in a receipt of this flight. ``alone``: its stage has no other replica."""
-        if not self.expects(receipt):
+        sent = self._find(receipt)
+        if sent is None:
             return []
-        trip, _ = self._launched[receipt.stamp]
-        trip.progress(receipt.stamp, receipt.stage, receipt.replica, now)
-        self._measure(receipt, now)
+        trip = sent.trip
+        trip.progress(sent.stamp, receipt.stage, receipt.replica, now)
+        self._measure(receipt, sent, now)
         if receipt.loss is not None:
             trip.measured(receipt.loss)
         if receipt.verdict in (COUNTED, HELD):
@@ -187,53 +205,60 @@ class Flight:
         todo: list[Instruction] = []
         if receipt.verdict == NOT_FINITE:
             single = self._single | ({receipt.replica} if alone else set())
-            todo += trip.not_finite(receipt.stamp, receipt.stage, single, now)
+            todo += trip.not_finite(sent.stamp, receipt.stage, single, now)
         elif receipt.verdict == DROPPED:
             self.dropped(receipt.replica)
-            todo += self.failed(trip.m, receipt.stamp, "a replica failed while adding", now)
+            todo += self.failed(trip.m, sent.stamp, "a replica failed while adding", now)
         if trip.phase is Phase.DONE:
-            self._arrived(trip, receipt.stamp, now)
+            self._arrived(sent, now)
         return self._asked(todo)
 
     def expects(self, receipt: Receipt) -> bool:
         """Whether ``receipt`` is of an attempt of this flight, from a replica on its lists."""
-        trip, route = self._launched.get(receipt.stamp, (None, ()))
-        return (
-            trip is not None
-            and trip.m == receipt.m
-            and 0 <= receipt.stage < len(route)
-            and receipt.replica in route[receipt.stage]
-        )
+        return self._find(receipt) is not None
 
-    def _measure(self, receipt: Receipt, now: float) -> None:
+    def _find(self, receipt: Receipt) -> _Sent | None:
+        sent = self._sent.get(receipt.stamp)
+        if (
+            sent is not None
+            and sent.trip.m == receipt.m
+            and 0 <= receipt.stage < len(sent.route)
+            and receipt.replica in sent.route[receipt.stage]
+        ):
+            return sent
+        return None
+
+    def _measure(self, receipt: Receipt, sent: _Sent, now: float) -> None:
         self.busy(receipt.busy)
-        key = (receipt.stamp, receipt.stage)
+        stage, replica = receipt.stage, receipt.replica
         work_s = max(receipt.compute_s, receipt.link_s)
         if receipt.kind is Kind.FORWARD:
-            self._forward_s[key] = work_s
-            self._wiring.accepted(receipt.stage, receipt.stamp, receipt.replica, now)
+            sent.forward_s[stage] = work_s
+            self._wiring.accepted(stage, sent.stamp, replica, now)
             return
-        work_s += self._forward_s.pop(key, 0.0)
-        self._wiring.served(receipt.stage, receipt.stamp, receipt.replica, work_s, now)
+        work_s += sent.forward_s.pop(stage, 0.0)
+        self._wiring.served(stage, sent.stamp, replica, work_s, now)
 
-    def _arrived(self, trip: Journey, stamp: Stamp, now: float) -> None:
-        if trip.stamp not in self._open:
+    def _arrived(self, sent: _Sent, now: float) -> None:
+        """Its microbatch is done. An older attempt may have done it, the latest is over too."""
+        latest = self._latest[sent.trip.m]
+        if not latest.open:
             return
-        if stamp == trip.stamp:
-            self._pace.took(now - trip.sent_at)
+        if sent is latest:
+            self._pace.took(now - sent.trip.sent_at)
         self._window.succeeded()
-        self._close(trip.stamp)
+        self._close(latest)
 
     def end(self) -> None:
         """Nothing more is waited for: what the open attempts were charged for is refunded."""
-        for stamp in sorted(self._open):
-            self._close(stamp)
+        for sent in self._sent.values():
+            self._close(sent)
 
-    def _close(self, stamp: Stamp) -> None:
-        self._open.discard(stamp)
-        self._wiring.closed(stamp)
-        for key in [key for key in self._forward_s if key[0] == stamp]:
-            del self._forward_s[key]
+    def _close(self, sent: _Sent) -> None:
+        if sent.open:
+            sent.open = False
+            self._wiring.closed(sent.stamp)
+        sent.forward_s.clear()
 
     def busy(self, answers: int) -> None:
         """A push met this many busy replicas: fewer microbatches should be in flight."""
@@ -258,7 +283,10 @@ class Flight:
         self.journeys[ask.m].answered(ask.stamp, ask.replica, stage, holds, loss)
 
     def lost(self, replica: Replica, now: float, *, stands: bool = False) -> list[Instruction]:
-        """``replica`` was removed. ``stands``: its work is in a sum that is complete."""
+        """``replica`` was removed. ``stands``: its work is in a sum that is complete.
+
+        The one event that goes over all microbatches.
+        """
         todo: list[Instruction] = []
         for trip in self.journeys.values():
             todo += trip.lost(replica, now, stands=stands)
@@ -266,27 +294,28 @@ class Flight:
 
     def dropped(self, replica: Replica) -> None:
         """``replica`` was reset, or emptied its accumulators: it holds nothing."""
-        for trip in self.journeys.values():
+        for trip in self._tally.held_anywhere(replica):
             trip.dropped(replica)
 
     def tick(self, now: float) -> list[Instruction]:
         todo: list[Instruction] = []
-        for trip in self.journeys.values():
+        for trip in self._tally.due(now):
             todo += trip.tick(now)
         return self._asked(todo)
 
     def keep_only(self, stage: int, members: Sequence[Replica]) -> None:
         """What somebody else than ``members`` holds for ``stage`` is as good as lost."""
-        gone = {j.holders[stage] for j in self.journeys.values() if stage in j.holders}
-        for replica in gone - set(members):
-            self.dropped(replica)
+        kept = set(members)
+        for replica in self._tally.holders(stage):
+            if replica not in kept:
+                self.dropped(replica)
 
     def deadline(self) -> float:
-        return min((j.deadline for j in self.journeys.values()), default=float("inf"))
+        return self._tally.deadline()
 
     def _asked(self, todo: list[Instruction]) -> list[Instruction]:
-        for stamp in {do.stamp for do in todo if isinstance(do, Ask)}:
-            self._close(stamp)
+        for m in {do.m for do in todo if isinstance(do, Ask)}:
+            self._close(self._latest[m])
         return todo
 
     def loss(self) -> float:

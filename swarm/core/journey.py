@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
+from typing import Protocol
 
 from swarm.types import Replica, Stamp
 
@@ -46,6 +47,16 @@ class Silent:
 Instruction = Ask | Silent
 
 
+class Watcher(Protocol):
+    """Hears at once of a change, but not of a deadline that only moves on within a phase."""
+
+    def turned(self, trip: Journey, before: Phase) -> None: ...
+
+    def held(self, trip: Journey, stage: int, replica: Replica) -> None: ...
+
+    def uncounted(self, trip: Journey, stage: int, replica: Replica) -> None: ...
+
+
 class Journey:
     """Machine for one microbatch in one step.
 
@@ -75,7 +86,8 @@ class Journey:
         self.sent_at = 0.0
         self.deadline = float("inf")
         self.reason = ""
-        self._stages = stages
+        self.watcher: Watcher | None = None
+        self._missing = set() if evaluation else set(range(stages))
         self._answer_s = answer_s
         self._route: Route = ()
         self._limit_s = 0.0
@@ -88,9 +100,7 @@ class Journey:
     @property
     def mask(self) -> frozenset[int]:
         """The stages where it still has to count."""
-        if self.evaluation:
-            return frozenset()
-        return frozenset(stage for stage in range(self._stages) if stage not in self.holders)
+        return frozenset(self._missing)
 
     @property
     def shun(self) -> frozenset[Replica]:
@@ -107,17 +117,16 @@ class Journey:
 
     def send(self, stamp: Stamp, route: Route, now: float, limit_s: float) -> None:
         """It is on its way as attempt ``stamp``; without news for ``limit_s`` it is asked for."""
-        self.phase = Phase.FLYING
         self.tries += 1
         self.stamp, self._route, self._took = stamp, route, {}
         self.sent_at, self._limit_s = now, limit_s
-        self.deadline = now + limit_s
+        self._turn(Phase.FLYING, now + limit_s)
 
     # -- news -------------------------------------------------------------------------------
 
     def progress(self, stamp: Stamp, stage: int, replica: Replica, now: float) -> None:
         """A sign of life of the attempt under way: ``replica`` has it, or had it."""
-        if stamp != self.stamp:
+        if stamp is not self.stamp and stamp != self.stamp:
             return
         self._took[stage] = replica
         if self.phase is Phase.FLYING:
@@ -125,7 +134,11 @@ class Journey:
 
     def holds(self, stage: int, replica: Replica) -> None:
         """``replica`` says that it holds ``m`` for ``stage``. First come, first believed."""
-        self.holders.setdefault(stage, replica)
+        if stage not in self.holders:
+            self.holders[stage] = replica
+            self._missing.discard(stage)
+            if self.watcher is not None:
+                self.watcher.held(self, stage, replica)
         self._if_done()
 
     def measured(self, loss: float) -> None:
@@ -157,9 +170,8 @@ class Journey:
         if self.phase is not Phase.FLYING or self.stamp is None:
             return []
         self.reason = reason
-        self.phase = Phase.ASKING
         self._unanswered = {replica for short_list in self._route for replica in short_list}
-        self.deadline = now + self._answer_s
+        self._turn(Phase.ASKING, now + self._answer_s)
         stamp = self.stamp
         asks: list[Instruction] = [Ask(self.m, stamp, r) for r in sorted(self._unanswered)]
         self._if_answered()
@@ -184,6 +196,8 @@ class Journey:
         """
         if not stands:
             self.dropped(replica)
+        if not self._may_have(replica):
+            return []
         under_way = replica in self._way
         self._route = tuple(
             tuple(other for other in short_list if other != replica) for short_list in self._route
@@ -196,8 +210,12 @@ class Journey:
         """``replica`` no longer holds ``m`` (it emptied its accumulators, or said so)."""
         for stage in [s for s, holder in self.holders.items() if holder == replica]:
             del self.holders[stage]
-        if self.phase is Phase.DONE and self.mask and not self.void:
-            self.phase, self.deadline = Phase.IDLE, float("inf")
+            if not self.evaluation:
+                self._missing.add(stage)
+            if self.watcher is not None:
+                self.watcher.uncounted(self, stage, replica)
+        if self.phase is Phase.DONE and self._missing and not self.void:
+            self._turn(Phase.IDLE)
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: a quiet attempt is asked for, an unanswered question ends."""
@@ -212,18 +230,27 @@ class Journey:
         self._if_answered()
         return silent
 
+    def _may_have(self, replica: Replica) -> bool:
+        """It was to take part in the latest attempt, or told of it."""
+        return replica in self._took.values() or any(replica in listed for listed in self._route)
+
     def _if_answered(self) -> None:
         if self.phase is Phase.ASKING and not self._unanswered:
-            self.phase, self.deadline = Phase.IDLE, float("inf")
+            self._turn(Phase.IDLE)
             self._if_done()
 
     def _if_done(self) -> None:
-        if not self.void and not self.mask and self.loss is not None:
+        if self.loss is not None and not self._missing and not self.void:
             self._end()
 
     def _end(self) -> None:
-        self.phase, self.deadline = Phase.DONE, float("inf")
         self._unanswered.clear()
+        self._turn(Phase.DONE)
+
+    def _turn(self, phase: Phase, deadline: float = float("inf")) -> None:
+        before, self.phase, self.deadline = self.phase, phase, deadline
+        if self.watcher is not None:
+            self.watcher.turned(self, before)
 
 
 def loss_of(journeys: Sequence[Journey]) -> float:

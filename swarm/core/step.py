@@ -14,6 +14,7 @@ from swarm.core import flight as fly
 from swarm.core.closing import Closing, Drop, Fetch, Mismatch, Prepare, Vote
 from swarm.core.flight import Flight, Launch, Receipt, Stamps
 from swarm.core.journey import Ask, Silent
+from swarm.core.members import Lookup, Members
 from swarm.core.update import Update
 from swarm.types import Mark, Replica, Stamp
 
@@ -94,24 +95,22 @@ class Step:
         flight: Flight,
         closings: Sequence[Closing],
         *,
-        ready: Callable[[int], list[Replica]],
+        ready: Lookup,
         stamps: Stamps,
         to: Mark,
         decider: Decider,
         applied: int,
-        serving: Callable[[int], list[Replica]] | None = None,
+        serving: Lookup | None = None,
     ) -> None:
         self.flight = flight
         self.closings = tuple(closings)
         self.decision: Decision | None = None
-        self._ready = ready
-        self._serving = serving or ready
+        self._members = Members(len(closings), ready, serving)
         self._stamps = stamps
         self._to = to
         self._decider = decider
         self._applied_before = applied
         self._todo: list[Instruction] = []
-        self._removed: set[Replica] = set()
         self._applied: list[set[Replica]] = [set() for _ in closings]
         self._reset_at: dict[Replica, Stamp] = {}
 
@@ -119,30 +118,32 @@ class Step:
 
     def receipt(self, receipt: Receipt, now: float) -> None:
         """Only members are believed, and only on work that no reset has undone since."""
-        members = self._members(receipt.stage)
-        if receipt.replica not in members or not self._current(receipt.replica, receipt.stamp):
+        stage, replica = receipt.stage, receipt.replica
+        if not self._members.has(stage, replica) or not self._current(replica, receipt.stamp):
             return
         if receipt.verdict == fly.DROPPED and self.flight.expects(receipt):
-            self.closings[receipt.stage].reopen()
-        self._add(self.flight.receipt(receipt, len(members) < 2, now), now)
+            self.closings[stage].reopen()
+        alone = receipt.verdict == fly.NOT_FINITE and len(self._members.of(stage)) < 2
+        self._add(self.flight.receipt(receipt, alone, now), now)
         self.unreachable(receipt.skipped)
 
     def _current(self, replica: Replica, stamp: Stamp) -> bool:
         """Whether what ``replica`` says of ``stamp`` still holds: no reset, no decision since."""
-        reset = self._reset_at.get(replica)
-        return self.decision is None and (reset is None or stamp > reset)
+        if self.decision is not None:
+            return False
+        reset = self._reset_at.get(replica) if self._reset_at else None
+        return reset is None or stamp > reset
 
     def unreachable(self, replicas: Sequence[Replica]) -> None:
         """Somebody could not open a connection to ``replicas``."""
-        known = {r for stage in range(len(self.closings)) for r in self._members(stage)}
-        self._todo += [Probe(replica) for replica in replicas if replica in known]
+        self._todo += [Probe(r) for r in replicas if self._members.anywhere(r)]
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> None:
         """A hop gave up on attempt ``stamp`` of ``m``."""
         self._add(self.flight.failed(m, stamp, reason, now), now)
 
     def answered(self, ask: Ask, stage: int, holds: bool, loss: float | None = None) -> None:
-        current = self._current(ask.replica, ask.stamp) and ask.replica not in self._removed
+        current = self._current(ask.replica, ask.stamp) and ask.replica not in self._members.removed
         self.flight.answered(ask, stage, holds and current, loss)
 
     def prepared(
@@ -156,7 +157,7 @@ class Step:
 
         What no member holds goes again; of those that hold the same, the one with less is reset.
         """
-        closing, members = self.closings[stage], self._members(stage)
+        closing, members = self.closings[stage], self._members.of(stage)
         if round_ != closing.latest or not self._current(found.replica, round_):
             return
         if found.replica not in (members if closing.round is None else closing.members):
@@ -207,14 +208,13 @@ class Step:
 
     def applied(self, replica: Replica, *, stage: int) -> None:
         """``replica`` has applied the decision: it is at the new mark, and no longer removed."""
-        self._removed.discard(replica)
+        self._members.admit(replica)
         self._applied[stage].add(replica)
 
     def remove(self, replica: Replica, reason: str, now: float) -> None:
         """``replica`` is silent, left or restarted: go on without it."""
-        if replica in self._removed:
+        if not self._members.remove(replica):
             return
-        self._removed.add(replica)
         self._todo.append(Remove(replica, reason))
         if self.decision is not None:
             return
@@ -226,22 +226,13 @@ class Step:
 
         Not if a round there must stand. After the decision it is told that: it may have the sum.
         """
-        self._removed.discard(replica)
+        self._members.admit(replica)
         self._reset_at[replica] = self._stamps.take()
         if self.decision is not None:
             self._todo.append(Decide(replica, self.decision))
         elif not self.closings[stage].irreplaceable:
             self.closings[stage].reopen()
             self.flight.dropped(replica)
-
-    def _members(self, stage: int) -> list[Replica]:
-        return [replica for replica in self._ready(stage) if replica not in self._removed]
-
-    def _workers(self) -> list[list[Replica]]:
-        """Who gets new work, by stage: if all that stay are gone, those that leave."""
-        stages = range(len(self.closings))
-        serving = [[r for r in self._serving(s) if r not in self._removed] for s in stages]
-        return [serving[stage] or self._members(stage) for stage in stages]
 
     # -- what to do now ---------------------------------------------------------------------
 
@@ -260,16 +251,14 @@ class Step:
             self._decide(skip=True)
             return
         for closing in self.closings:
-            self._close(closing, self._members(closing.stage), now)
-        self._add(self.flight.fill(self._workers(), now), now)
-        ready = all(closing.phase is close.Phase.READY for closing in self.closings)
-        if ready and self.flight.done:
+            if closing.phase is close.Phase.OPEN and self.flight.stage_done(closing.stage):
+                self._close(closing, self._members.of(closing.stage), now)
+        self._add(self.flight.fill(self._members.workers(), now), now)
+        if self.flight.done and all(c.phase is close.Phase.READY for c in self.closings):
             self._decide(skip=False)
 
-    def _close(self, closing: Closing, members: list[Replica], now: float) -> None:
-        if closing.phase is not close.Phase.OPEN or not members:
-            return
-        if not self.flight.stage_done(closing.stage):
+    def _close(self, closing: Closing, members: Sequence[Replica], now: float) -> None:
+        if not members:
             return
         self.flight.keep_only(closing.stage, members)
         if not self.flight.stage_done(closing.stage):
@@ -293,7 +282,7 @@ class Step:
             self.flight.mark, self._to, rounds, update, counts, self.flight.loss(), norm, applied
         )
         for closing in self.closings:
-            members = self._members(closing.stage)
+            members = self._members.of(closing.stage)
             self._todo += [Decide(member, self.decision) for member in members]
 
     def _counts(self, stage: int) -> dict[str, int]:
@@ -306,7 +295,8 @@ class Step:
     @property
     def finished(self) -> bool:
         """The decision stands and each stage has a replica at the new mark."""
-        return self.decision is not None and all(done - self._removed for done in self._applied)
+        removed = self._members.removed
+        return self.decision is not None and not any(done <= removed for done in self._applied)
 
     def deadline(self) -> float:
         """When ``advance`` has something to do even if nothing happens."""

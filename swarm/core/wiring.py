@@ -13,7 +13,7 @@ for afterwards, since it would then get everything at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -114,6 +114,19 @@ class Wiring:
         self._away: list[dict[Replica, _Server]] = [{} for _ in range(stages)]
         self._floor = [0.0] * stages
         self._bans: Bans[Replica] = Bans(ban)
+        self._serving: Sequence[Sequence[Replica]] = ()
+
+    def serve(self, stages: Sequence[Sequence[Replica]]) -> bool:
+        """``sync`` for all stages; False if nothing can have changed since the last call.
+
+        A tuple (of tuples) that is the same object as last time is taken for unchanged.
+        """
+        if stages is self._serving:
+            return False
+        for stage, replicas in enumerate(stages):
+            self.sync(stage, replicas)
+        self._serving = stages if isinstance(stages, tuple) else ()
+        return True
 
     def sync(self, stage: int, replicas: Iterable[Replica]) -> None:
         """Exactly ``replicas`` serve ``stage`` from now on: newcomers enter, the gone leave.
@@ -121,6 +134,7 @@ class Wiring:
         How fast the gone were is kept for a while: between two steps a replica is away for as
         long as it takes to apply a decision. It will not make up for the time.
         """
+        self._serving = ()
         servers, away = self._servers[stage], self._away[stage]
         wanted = list(replicas)
         for gone in sorted(set(servers) - set(wanted)):

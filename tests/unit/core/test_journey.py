@@ -59,6 +59,14 @@ def test_an_evaluation_is_done_with_its_loss_and_counts_nowhere() -> None:
     assert trip.phase is Phase.DONE
 
 
+def test_an_evaluation_that_nobody_holds_any_more_still_counts_nowhere() -> None:
+    trip = flying(evaluation=True)
+    trip.holds(0, A0)
+    trip.dropped(A0)
+    assert trip.holders == {}
+    assert trip.mask == frozenset()
+
+
 def test_a_loss_that_never_came_sends_it_once_more_with_nothing_to_count() -> None:
     trip = flying()
     trip.holds(0, A0)

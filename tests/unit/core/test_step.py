@@ -539,3 +539,13 @@ def test_one_that_held_microbatches_that_do_not_exist_is_reset() -> None:
     bench.step.inherit(B, frozenset({1, 77}), {1: 0.5, 77: 0.5}, stage=0)
     assert bench.holders() == {0: None, 1: None, 2: None}
     assert [do.replica for do in only(Reset, bench.advance())] == [B]
+
+
+def test_no_round_is_opened_while_nobody_is_a_member() -> None:
+    bench = Bench()
+    bench.advance()
+    bench.counts((A, A, B))
+    bench.ready[0], there = [], bench.ready[0]
+    assert bench.advance() == []
+    bench.ready[0] = there
+    assert len(only(Prepare, bench.advance())) == 3, "what they hold still counts"
