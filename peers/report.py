@@ -16,10 +16,11 @@ The document of ``as_json`` (durations are seconds before now; null: not known, 
                   standby or done as announced, or silent
     stages        [{"stage", "mark", "samples", "replicas"}]: samples counted so far
     replicas      [{"peer", "boot", "state", "mark", "share", "samples", "last_work_s", "why",
-                  "queued", "quiet_s", "version"}]: state is waiting, joining, ready or draining;
-                  silent: announced, but does not answer; gone: has counted, and serves here no
-                  more. share: of its stage's microbatches in the last step, 0 to 1. samples:
-                  counted for this peer and stage so far. why: of silence, or of no work.
+                  "queued", "samples_per_s", "quiet_s", "version"}]: state is waiting, joining,
+                  ready or draining; silent: announced, but does not answer; gone: has counted,
+                  and serves here no more. share: of its stage's microbatches in the last step,
+                  0 to 1. samples: counted for this peer and stage so far. why: of silence, or of
+                  no work. samples_per_s: what it could do if it never waited, as announced.
     warnings      [text]: what a person should look at
 """
 
@@ -48,6 +49,7 @@ class ReplicaReport:
     last_work_s: float | None = None
     why: str = ""
     queued: int | None = None
+    samples_per_s: float | None = None
     quiet_s: float | None = None
     version: str = ""
 
@@ -156,6 +158,7 @@ def _replica(replica: ReplicaReport) -> dict[str, object]:
         "last_work_s": _rounded(replica.last_work_s),
         "why": replica.why,
         "queued": replica.queued,
+        "samples_per_s": _rounded(replica.samples_per_s),
         "quiet_s": _rounded(replica.quiet_s),
         "version": replica.version or None,
     }

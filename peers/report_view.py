@@ -73,7 +73,7 @@ def _table(report: Report) -> Table:
     table.add_column("stage")
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in ("step", "share", "samples", "last work", "queue"):
+    for name in ("step", "share", "samples", "last work", "queue", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
     for stage in report.stages:
         _add_stage(table, stage)
@@ -88,7 +88,7 @@ def _add_stage(table: Table, stage: StageReport) -> None:
     rows += [_cells(replica) for replica in gone[:MAX_GONE]]
     if rest := gone[MAX_GONE:]:
         samples = f"{sum(replica.samples for replica in rest):,}"
-        more = (f"{len(rest)} more", GONE, "", "", samples, "", "")
+        more = (f"{len(rest)} more", GONE, "", "", samples, "", "", "")
         rows.append([Text(cell, "dim") for cell in more])
     for i, row in enumerate(rows):
         table.add_row(Text("" if i else str(stage.stage), "bold"), *row)
@@ -103,6 +103,7 @@ def _cells(replica: ReplicaReport) -> list[Text]:
         f"{replica.samples:,}",
         last_work,
         "-" if replica.queued is None else str(replica.queued),
+        _speed(replica.samples_per_s),
     ]
     if gone:
         cells = ["" if cell == "-" else cell for cell in cells]
@@ -111,6 +112,12 @@ def _cells(replica: ReplicaReport) -> list[Text]:
         Text(clean(replica.state), _STATE_STYLES.get(replica.state, "bold red")),
         *(Text(cell, "dim" if gone else "") for cell in cells),
     ]
+
+
+def _speed(samples_per_s: float | None) -> str:
+    if samples_per_s is None:
+        return "-"
+    return f"{samples_per_s:,.0f}/s" if samples_per_s >= 99.95 else f"{samples_per_s:.1f}/s"
 
 
 def _foot(report: Report) -> Iterator[RenderableType]:

@@ -86,7 +86,8 @@ def _stage(sight: Sight, manifest: Manifest, stage: int) -> StageReport:
         counted = totals.get(replica.peer, 0) * size
         share = min(counts.get(replica.peer, 0) / in_step, 1.0) if counts else None
         if replica in known:
-            return _answering(replica, known[replica], share, counted)
+            speed = _announced_speed(sight, replica)
+            return _answering(replica, known[replica], share, counted, speed)
         why = _why_silent(sight, replica)
         return ReplicaReport(replica.peer, replica.boot, SILENT, None, share, counted, why=why)
 
@@ -105,7 +106,7 @@ def _stage(sight: Sight, manifest: Manifest, stage: int) -> StageReport:
 
 
 def _answering(
-    replica: Replica, status: msg.Status, share: float | None, samples: int
+    replica: Replica, status: msg.Status, share: float | None, samples: int, speed: float | None
 ) -> ReplicaReport:
     detail = status.detail or msg.Detail()
     return ReplicaReport(
@@ -118,9 +119,16 @@ def _answering(
         last_work_s=detail.last_work_s,
         why=detail.why,
         queued=detail.queued,
+        samples_per_s=speed,
         quiet_s=status.quiet_s,
         version=detail.version,
     )
+
+
+def _announced_speed(sight: Sight, replica: Replica) -> float | None:
+    """Samples per second; None before it has measured any."""
+    record = sight.announced.get(replica)
+    return (record.samples_per_s or None) if record is not None else None
 
 
 def _why_silent(sight: Sight, replica: Replica) -> str:

@@ -356,7 +356,7 @@ KEYS = {
     "stage": {"stage", "mark", "samples", "replicas"},
     "replica": {
         *("peer", "boot", "state", "mark", "share", "samples", "last_work_s", "why", "queued"),
-        *("quiet_s", "version"),
+        *("samples_per_s", "quiet_s", "version"),
     },
 }
 
@@ -372,6 +372,23 @@ def test_the_keys_of_the_document_are_these_and_a_change_is_a_decision() -> None
             assert set(replica) == KEYS["replica"]
     assert document["step"] == 41
     assert document["leader"] == TRAINER
+
+
+def test_what_a_replica_can_do_is_told_as_it_announces_it() -> None:
+    found = sight({A: status(0), C: status(1)})
+    for replica, speed in ((A, 12.5), (C, 0.0)):
+        found.announced[replica] = PeerRecord(
+            peer=replica.peer,
+            run_id=MANIFEST.run_id,
+            boot=replica.boot,
+            stage=0,
+            state=PeerState.READY,
+            samples_per_s=speed,
+            version="0.1.0",
+        )
+    first, second = make_report(found, MANIFEST).stages
+    assert first.replicas[0].samples_per_s == 12.5
+    assert second.replicas[0].samples_per_s is None, "it has measured nothing yet"
 
 
 def test_what_is_not_known_is_null() -> None:

@@ -14,7 +14,8 @@ from swarm.types import Mark, Term
 MARK = Mark(Term(2, "ab" * 8), 123_456)
 LONG = "12D3KooW" + "x" * 38
 READY = ReplicaReport(
-    LONG + "aaaaaa", "aa", "ready", MARK, 0.75, 12_345_678, 0.4, queued=3, quiet_s=0.2
+    *(LONG + "aaaaaa", "aa", "ready", MARK, 0.75, 12_345_678, 0.4),
+    **{"queued": 3, "quiet_s": 0.2, "samples_per_s": 12_345.6},
 )
 SILENT = ReplicaReport(LONG + "bbbbbb", "bb", "silent", why="does not answer: dial failed")
 JOINING = ReplicaReport(
@@ -71,7 +72,7 @@ def test_it_fits_80_columns_and_cuts_no_figure() -> None:
         "123456",
         "75%",
         "12,345,678",
-        *["0.4", "s", "ago", "3"],
+        *["0.4", "s", "ago", "3", "12,346/s"],
     ]
 
 
