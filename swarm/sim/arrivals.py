@@ -6,13 +6,15 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from swarm.core import rebalancing
+from swarm.sim.balancer import Balancer
 from swarm.sim.members import WATCH_S
+from swarm.sim.paper import paper_choice
+from swarm.sim.world import Machine, Rebalancing, World
 from swarm.types import FRESH
 
 if TYPE_CHECKING:
     from swarm.sim.server import Server
     from swarm.sim.simulation import Simulation
-    from swarm.sim.world import Machine
 
 
 class Arrivals:
@@ -31,6 +33,7 @@ class Arrivals:
             if machine.leaves_s < inf:
                 clock.at(max(machine.leaves_s, 0.0), self._leave, machine)
         clock.at(0.0, self._sim.trainer.wake)
+        Balancer(self._sim, self).begin()
 
     def _arrive(self, machine: Machine) -> None:
         sim = self._sim
@@ -43,15 +46,20 @@ class Arrivals:
         sim.meter.here(machine.peer, stage)
         if sim.clock.now <= 0 and sim.trainer.mark == FRESH:
             sim.trainer.members.begin_with(server)
+            sim.directory.announced(server)
         else:
             self.announce(server)
 
     def _choose(self, machine: Machine) -> int | None:
         """The stage that lacks a peer most, by the records of the directory."""
         sim = self._sim
-        view = sim.directory.view()
-        settings = sim.directory.settings
+        view, world = sim.directory.view(), sim.world
+        if world.rebalancing is Rebalancing.PAPER:
+            fitting = [s for s in range(len(world.stages)) if _fits(world, machine, s)]
+            waiting = [sum(p.queued for p in peers) for peers in view.members]
+            return paper_choice(waiting, fitting) if fitting else None
         try:
+            settings = sim.directory.settings
             return rebalancing.choose(view, machine.memory_bytes, settings, sim.rng)
         except ValueError:
             return None
@@ -77,3 +85,8 @@ class Arrivals:
             sim.leaving.begin(server, lambda: sim.kill(host))
         else:
             sim.kill(host)
+
+
+def _fits(world: World, machine: Machine, stage: int) -> bool:
+    needed = world.stages[stage].memory_bytes
+    return machine.memory_bytes is None or machine.memory_bytes >= needed

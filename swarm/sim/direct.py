@@ -38,14 +38,13 @@ class Direct:
         server, job = done.server, done.job
         attempt, work = job.attempt, self._sim.world.stages[server.stage]
         forward = job.kind is Kind.FORWARD and server.stage < server.last
+        sender = None if origin is None else origin.origin  # gone if its time limit has passed
         if forward:
             route = load.rest
-        elif attempt.evaluation or server.stage <= attempt.lowest:
+        elif attempt.evaluation or server.stage <= attempt.lowest or sender is None:
             done.tell(self._sim.clock.now, 0.0)
             return
         else:
-            sender = None if origin is None else origin.origin
-            assert sender is not None, "a later stage has its work from another replica"
             route = ((sender.me,),)
         Push(
             self._sim,

@@ -26,6 +26,9 @@ class Directory:
             for w in world.stages
         ]
         self._records: dict[PeerId, Serving] = {}
+        self._waited: dict[PeerId, float] = {}
+        self._queued: dict[PeerId, float] = {}
+        self._refreshed = 0.0
 
     def announced(self, server: Server) -> None:
         """It says where it is, or where it is going."""
@@ -37,8 +40,20 @@ class Directory:
     def refresh(self) -> View:
         """All that live announce themselves anew; the dead are forgotten."""
         servers = self._sim.serving.values()
+        self._measure()
         self._records = {server.host.peer: self.record(server) for server in servers}
         return self.view()
+
+    def _measure(self) -> None:
+        """Little's law: the time that all have waited, over the time that has passed."""
+        now = self._sim.clock.now
+        before, passed_s = self._waited, max(1e-9, now - self._refreshed)
+        self._waited = {peer: s.queue_s for peer, s in self._sim.serving.items()}
+        self._queued = {
+            peer: max(0.0, waited - before.get(peer, 0.0)) / passed_s
+            for peer, waited in self._waited.items()
+        }
+        self._refreshed = now
 
     def view(self) -> View:
         return View(self.needs, self._records.values())
@@ -53,7 +68,7 @@ class Directory:
             peer,
             server.stage,
             rate if measured else 0.0,
-            float(server.intake.queued),
+            self._queued.get(peer, 0.0),
             machine.memory_bytes,
             settled=server.mark is not None and server not in sim.leaving,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from swarm.sim.arrivals import Arrivals
 from swarm.sim.simulation import Simulation
+from swarm.sim.wirings import Share, make_wiring
 from swarm.sim.world import Outcome, World
 
 Progress = Callable[[float], None]
@@ -14,14 +15,26 @@ LOOKS = 200
 """How often ``progress`` is called in a run."""
 
 
-def simulate(world: World, *, log: bool = False, progress: Progress | None = None) -> Outcome:
+def simulate(
+    world: World,
+    *,
+    log: bool = False,
+    progress: Progress | None = None,
+    share: Share | None = None,
+) -> Outcome:
     """Run ``world`` for its ``duration_s``. The same world gives the same outcome.
 
     Args:
         log: write the decisions down, a line each.
         progress: called now and then with the share of the virtual time that is over.
+        share: for static wiring, the part of the work that goes each way.
+
+    Raises:
+        ValueError: the world asks for static wiring, and there is no ``share``.
     """
-    sim = Simulation(world, log=log)
+    rule, stages = world.wiring, len(world.stages)
+    wiring = make_wiring(rule, stages, delay_s=world.announce_s, share=share)
+    sim = Simulation(world, log=log, wiring=wiring)
     Arrivals(sim).begin()
     for stretch in range(1, int(world.duration_s / world.sample_every_s) + 1):
         sim.clock.at(stretch * world.sample_every_s, sim.meter.sample)

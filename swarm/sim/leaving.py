@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+from swarm.types import Mark
 
 if TYPE_CHECKING:
     from swarm.sim.server import Server
     from swarm.sim.simulation import Simulation
 
 DRAIN_S = 60.0
-"""After so long it goes, come what may."""
+"""After so long one that has to go does so, come what may."""
 
 AGAIN_S = 1.0
 
@@ -22,39 +25,54 @@ class Leaving:
         self._sim = sim
         self._leaving: dict[Server, Callable[[], None]] = {}
 
-    def begin(self, server: Server, then: Callable[[], None]) -> None:
-        """``then()`` once the step under way is applied, or the drain limit is over."""
-        if server not in self._leaving:
-            self._leaving[server] = then
+    def begin(
+        self, server: Server, then: Callable[[], None], *, wait: bool = True, insist: bool = True
+    ) -> bool:
+        """``then()`` once the step under way is applied.
+
+        ``wait``: that step is finished first. Who ``insist``s goes after the drain limit all the
+        same; anybody else stays where the trainer says *not now* (False).
+        """
+        if server in self._leaving:
+            return True
+        self._leaving[server] = then
+        if not self._ask(server, done=False, wait=wait, insist=insist):
+            return False
+        if insist:
             self._sim.clock.after(DRAIN_S, self._go, server)
-            self._ask(server, done=False)
+        return True
 
     def __contains__(self, server: Server) -> bool:
         return server in self._leaving
 
-    def _ask(self, server: Server, *, done: bool) -> None:
+    def _ask(self, server: Server, *, done: bool, wait: bool, insist: bool) -> bool:
         """The trainer lets one replica of a stage go at a time, and never the last."""
         sim, trainer = self._sim, self._sim.trainer
         if server not in self._leaving or server.host.dead_at <= sim.clock.now:
-            return
+            return False
         roster = trainer.members.roster
         reason = roster.leave(server.me, *trainer.marks, done=done)
         trainer.members.changed()
         member = roster.get(server.me)
         has_part = member is not None and member.leaving and trainer.work is not None and not done
+        if reason and not insist:
+            del self._leaving[server]
+            return False
         if reason:
-            sim.clock.after(AGAIN_S, lambda: self._ask(server, done=done))
-        elif has_part:
+            again = partial(self._ask, server, done=done, wait=wait, insist=insist)
+            sim.clock.after(AGAIN_S, again)
+        elif has_part and wait:
             self._wait(server, server.mark)
         else:
             self._go(server)
+        return True
 
-    def _wait(self, server: Server, mark: object) -> None:
+    def _wait(self, server: Server, mark: Mark | None) -> None:
         """Until it has applied the step."""
         if server not in self._leaving:
             return
         if server.mark != mark:
-            self._ask(server, done=True)
+            self._ask(server, done=True, wait=False, insist=True)
         else:
             self._sim.clock.after(AGAIN_S / 4, self._wait, server, mark)
 

@@ -59,7 +59,8 @@ class Pass:
 class Server:
     """One stage served by one host. ``mark`` is None until it has the stage's state.
 
-    ``busy_s``, ``passes``: compute time and microbatches done, for what it announces.
+    ``counted``, ``queue_s``: microbatches, and how long all of them waited here; ``since``: when it
+    was admitted. For what it announces.
     """
 
     def __init__(self, sim: Simulation, host: Host, me: Replica, stage: int) -> None:
@@ -79,6 +80,8 @@ class Server:
         self.sealed = False
         self.gone = False
         self.counted = 0
+        self.queue_s = 0.0
+        self.since = sim.clock.now
         self.calls: dict[Any, None] = {}
         """Calls that have come in and wait for their answer."""
         self._loads: dict[tuple[Kind, Stamp], Load] = {}
@@ -150,6 +153,7 @@ class Server:
         now = self.sim.clock.now
         if self.host.dead_at <= now:
             return
+        self.queue_s += started - load.arrived
         done = self._passed(job, started - load.arrived, now - started)
         alive = self.intake.finished(job)
         origin = self._origins.get(job.attempt.stamp)

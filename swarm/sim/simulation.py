@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 from typing import TYPE_CHECKING
 
 from swarm.core.backoff import Backoff
@@ -14,6 +15,7 @@ from swarm.sim.joins import Joins
 from swarm.sim.leaving import Leaving
 from swarm.sim.meter import Meter
 from swarm.sim.network import Delays, Host
+from swarm.sim.relay import Relay
 from swarm.sim.rounds import Rounds
 from swarm.sim.server import Load, Pass, Server
 from swarm.sim.trainer import Trainer
@@ -27,17 +29,17 @@ FREE_TRIES = 3
 AGAIN = Backoff(first_s=0.05, cap_s=2.0)
 """A microbatch that failed so often waits before each further try, as in ``peers``."""
 
-BAN_S = 1.0
+ATTEMPT_S = 10.0
 SLOWEST_LINK = 1 << 20
 """Bytes per second: what the time limit of averaging allows for."""
 
 
 class Simulation:
-    """One run of ``world``. ``log``: decisions are written down in its outcome."""
+    """One run of ``world``, wired by ``wiring``. ``log``: write the decisions down."""
 
     busy_pause = Backoff(first_s=0.02, cap_s=1.0)
 
-    def __init__(self, world: World, *, log: bool, wiring: Wiring | None = None) -> None:
+    def __init__(self, world: World, *, log: bool, wiring: Wiring) -> None:
         self.world = world
         self.clock = Clock()
         self.rng = random.Random(world.seed)
@@ -47,16 +49,17 @@ class Simulation:
         self.servers: dict[Replica, Server] = {}
         self.serving: dict[PeerId, Server] = {}
         """The server that each host runs now."""
+        self.moving: dict[PeerId, int] = {}
+        """Who is on the way to another stage: the number of its move."""
         self.log: list[str] | None = [] if log else None
         self.loss = 1.0 / world.microbatches
-        stages = len(world.stages)
-        self.wiring = wiring or Wiring(stages, ban=Backoff(first_s=BAN_S, cap_s=60.0))
+        self.wiring = wiring
         self.meter = Meter(self)
         self.rounds = Rounds(self)
         self.joins = Joins(self)
         self.leaving = Leaving(self)
         self.directory = Directory(self)
-        self.way = Direct(self)
+        self.way = Relay(self) if world.relayed else Direct(self)
         rate = world.trainer_bytes_per_s
         self.trainer = Trainer(self, Host("trainer", world.trainer_region, rate, rate))
 
@@ -80,6 +83,14 @@ class Simulation:
         """How long averaging may take on the slowest link that is allowed for."""
         return 2 * self.world.stages[stage].vector_bytes / SLOWEST_LINK
 
+    def attempt_s(self) -> float:
+        """Floor of an attempt's time limit: as a run's owner would set it for such work."""
+        world = self.world
+        if world.attempt_s or not world.machines:
+            return world.attempt_s or ATTEMPT_S
+        tflop = sum(work.forward_tflop + work.backward_tflop for work in world.stages)
+        return max(ATTEMPT_S, tflop / median(m.tflops for m in world.machines))
+
     def launch_pause_s(self, tries: int) -> float:
         """How long a microbatch waits before its try number ``tries``."""
         return AGAIN.pause(tries - FREE_TRIES, self.rng) if tries > FREE_TRIES else 0.0
@@ -87,6 +98,10 @@ class Simulation:
     def serves(self, server: Server) -> None:
         """It has been admitted."""
         self.joins.ended(server)
+        server.since = self.clock.now
+        number = self.moving.pop(server.host.peer, None)
+        if number is not None:
+            self.meter.arrived(number)
         self.tell(f"serves {server.me.peer} {server.stage}")
 
     # -- who is there -------------------------------------------------------------------------
@@ -112,6 +127,7 @@ class Simulation:
         if server is None:
             return
         self.joins.ended(server)
+        self.moving.pop(host.peer, None)
         for call in list(server.calls):
             call.broken()
         server.calls.clear()

@@ -38,7 +38,7 @@ class Trainer:
         self.stamps = Stamps(lambda n: Stamp(self.term, n))
         self.members = Members(self)
         self.wiring: Any = sim.wiring
-        self.pace = Pace(world.attempt_s)
+        self.pace = Pace(sim.attempt_s())
         self.window: Window | None = None
         self.work: Step | None = None
         self.last_decision: Decision | None = None

@@ -86,7 +86,8 @@ class World:
     published prototype), whose link is ``trainer_bytes_per_s`` each way, in ``trainer_region``.
     ``window``: microbatches in flight; 0: as the real trainer sizes it. ``silence_s``: after that
     a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at a replica,
-    and microbatches whose backward it may await; ``attempt_s``: floor of an attempt's time limit.
+    and microbatches whose backward it may await. ``attempt_s``: floor of an attempt's time limit;
+    0: 10 s, or what a microbatch takes through all stages when nothing waits, if that is more.
     """
 
     stages: tuple[StageWork, ...]
@@ -110,7 +111,7 @@ class World:
     name: str = "simulated"
     queue: int = 16
     contexts: int = 64
-    attempt_s: float = 10.0
+    attempt_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
