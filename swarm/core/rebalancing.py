@@ -241,7 +241,9 @@ def best_move(view: View, settings: Settings) -> Stay | Move:
 def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
     """Why ``peer`` had better not move to ``target``; empty if it may.
 
-    Half the gain is enough: the views of two are never quite the same.
+    Half the gain is enough for a single move: the views of two are never quite the same. The
+    first of several has to gain all of it, or what remains of the plan would not be worth it; and
+    be about the best there is, since the others might do without it.
     """
     if not 0 <= target < len(view.stages):
         return f"there is no stage {target}"
@@ -260,8 +262,12 @@ def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
         return f"stage {found.stage} needs it as much"
     if len(view.members[target]) < settings.least:
         return ""
-    lenient = replace(settings, gain=settings.gain / 2)
-    if _Search(view, lenient).beginning_with(found, target):
+    plan = _Search(view, settings, settings.gain / 2).beginning_with(found, target)
+    if plan is not None and len(plan.steps) > 1:
+        best = _Search(view, settings).best()
+        if best is not None and plan.score * (1 + settings.gain / 2) < best.score:
+            return f"{best.steps[0].peer.peer[-6:]} had better move to stage {best.steps[0].stage}"
+    if plan is not None:
         return ""
     return f"that would not make stage {target} and stage {found.stage} faster by enough"
 
@@ -327,11 +333,13 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """``before``, ``rate``: of the slowest stage that takes part, now and after all steps."""
+    """``before``, ``rate``: of the slowest stage that takes part, now and after all steps.
+    ``score``: of the slowest of all stages then, with the margin taken off."""
 
     steps: tuple[_Step, ...]
     before: float
     rate: float
+    score: float
 
     def first(self, view: View) -> Move:
         step, *more = self.steps
@@ -357,8 +365,11 @@ class _Search:
     rings over several stages.
     """
 
-    def __init__(self, view: View, settings: Settings) -> None:
+    def __init__(self, view: View, settings: Settings, single: float | None = None) -> None:
+        """``single``: the gain that is enough for a single move."""
         self._view, self._settings = view, settings
+        self._single = settings.gain if single is None else single
+        self._uneven = 1 + PAIR_SHARE * self._single
         self._costs = [need.cost for need in view.stages]
         self._rates = list(view.rates)
         self._depth = 1
@@ -375,8 +386,7 @@ class _Search:
     def best(self) -> _Plan | None:
         """The best plan that makes the slowest stage faster."""
         self._touched = self._now
-        least = self._now * (1 + PAIR_SHARE * self._settings.gain)
-        if _shared_out(self._rates, self._costs) > least:
+        if _shared_out(self._rates, self._costs) > self._now * self._uneven:
             self._extend([], frozenset([self._rates.index(self._now)]))
         return self._found
 
@@ -391,16 +401,15 @@ class _Search:
     def _margin(self, steps: Sequence[_Step], touched: float) -> float:
         """How many times as fast the slowest stage has to be after ``steps``. ``touched``: the
         rate of the slowest stage that they touch, then."""
-        rates, costs, (step, *more) = self._view.rates, self._costs, steps
-        if not more:
-            pair = (step.peer.stage, step.stage)
-            even = _shared_out([rates[s] for s in pair], [costs[s] for s in pair])
-            before = self._slowest_now(steps)
-            if touched - before >= OWN_SHARE * step.work / costs[step.stage] and even >= before * (
-                1 + PAIR_SHARE * self._settings.gain
-            ):
-                return 1.0
-        return 1 + MARGINS[len(more)] * self._settings.gain
+        if len(steps) > 1:
+            return 1 + MARGINS[len(steps) - 1] * self._settings.gain
+        (step,), before = steps, self._slowest_now(steps)
+        pair = (step.peer.stage, step.stage)
+        even = _shared_out([self._view.rates[s] for s in pair], [self._costs[s] for s in pair])
+        brings = step.work / self._costs[step.stage]
+        if touched - before >= OWN_SHARE * brings and even >= before * self._uneven:
+            return 1.0
+        return 1 + self._single
 
     def _enough(self, steps: int) -> float:
         """No plan of so many steps is good enough if the slowest stage it touches does less."""
@@ -433,7 +442,7 @@ class _Search:
         order = self._in_order(steps)
         if order:
             rate = overall if score > self._now else touched
-            self._found = _Plan(order, self._slowest_now(steps), rate)
+            self._found = _Plan(order, self._slowest_now(steps), rate, score)
             self._overall, self._touched = score, touched / margin
 
     def _slowest_now(self, steps: Sequence[_Step]) -> float:
