@@ -1,0 +1,100 @@
+"""How fast a swarm is, all in all, from the rates of its stages: the synchronous step.
+
+A step of M microbatches takes
+
+    M / X + fill + rounding + closing
+
+where X is what the slowest stage does, or what the window of microbatches in flight lets through.
+
+* *fill*: until the first microbatch has reached the last stage, and while the last one returns,
+  stages have nothing to do. With one peer per stage and no latency that is S - 1 service times:
+  the classic (M + S - 1) / M. In general it is the way of one microbatch through all stages and
+  links, less the time at the slowest stage, which is in M / X already.
+* *rounding*: microbatches are not cut into pieces. At the end n replicas of the slowest stage do
+  not end together: on average half of them are idle for one service time, (n - 1) / 2 microbatches.
+* *closing*: prepare, sums, votes, decision. A member sends and receives 2 (n - 1) / n times the
+  vector; the slowest link of any stage decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from swarm.sim.costs import Costs
+
+CLOSING_TRIPS = 6
+"""One-way delays from the last receipt to the first launch: prepare and its answer, parts, sums
+(with the vote), decision and its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The replicas that serve a stage: how many, what they do together in microbatches per
+    second, and the slowest of their links in bytes per second."""
+
+    count: int
+    rate: float
+    link: float = inf
+
+
+class Pace:
+    """Steps of one world. ``hop_s``: mean one-way delay from one stage to the next, in seconds;
+    ``trainer_s``: between trainer and peers."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._world = costs.world
+
+    def steady(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
+        """X: microbatches per second while the pipeline is full."""
+        slowest = min((stage.rate for stage in stages), default=0.0)
+        if slowest <= 0:
+            return 0.0
+        window = self.window(stages)
+        way_s = self._way_s(stages, hop_s, trainer_s)
+        return min(slowest, self._costs.most, window / way_s if way_s else inf)
+
+    def effective(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
+        """Microbatches per second over whole steps."""
+        steady = self.steady(stages, hop_s, trainer_s)
+        if not steady:
+            return 0.0
+        return self._world.microbatches / self.step_s(stages, hop_s, trainer_s)
+
+    def step_s(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
+        """How long a step takes from its first launch to that of the next. Every stage must have
+        somebody."""
+        steady = self.steady(stages, hop_s, trainer_s)
+        slowest = min(stages, key=lambda stage: stage.rate)
+        fill_s = self._way_s(stages, hop_s, trainer_s) - slowest.count / slowest.rate
+        rounding_s = (slowest.count - 1) / 2 / slowest.rate
+        closing_s = self.averaging_s(stages) + CLOSING_TRIPS * trainer_s
+        return self._world.microbatches / steady + fill_s + rounding_s + closing_s
+
+    def averaging_s(self, stages: Sequence[Stage]) -> float:
+        """How long the slowest stage takes to sum its gradients."""
+        return max(
+            self.averaged_bytes(s, stage.count) / stage.link for s, stage in enumerate(stages)
+        )
+
+    def averaged_bytes(self, stage: int, count: int) -> float:
+        """What each of ``count`` replicas sends, and receives, in a step."""
+        vector = self._world.stages[stage].vector_bytes
+        return 2 * (count - 1) / count * vector if count else 0.0
+
+    def window(self, stages: Sequence[Stage]) -> int:
+        """Microbatches in flight; as the trainer sizes it: twice as many as there are replicas."""
+        if self._world.window:
+            return self._world.window
+        replicas = sum(stage.count for stage in stages)
+        size = max(2 * len(stages), 2 * replicas)
+        return min(size, self._world.microbatches)
+
+    def _way_s(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
+        """One microbatch there and back, if it never waits."""
+        served = sum(stage.count / stage.rate for stage in stages)
+        if self._world.relayed:
+            return served + 4 * len(stages) * trainer_s
+        return served + 2 * (len(stages) - 1) * hop_s + 2 * trainer_s
