@@ -1,0 +1,286 @@
+"""What a swarm of N peers would mean for directory, averaging and trainer, from measured sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dht.hivemind_dht import MAX_SUBKEYS
+from dht.identity import Identity
+from dht.records import DEFAULT_TTL_S, decode, encode
+from peers import messages as msg
+from peers.averaging import PIECES_PER_MEMBER, SENDS_AT_ONCE
+from peers.fields import MAX_MEMBERS
+from peers.stage import PIECE
+from peers.transport import Frame
+from peers.wire import Limits as WireLimits
+from peers.wire import encode_head
+from scripts._paper_layers import LAYERS, MEGABIT, compute_s
+from scripts._scale_directory import BOOT, RUN, measure_lookup, sample_record
+from swarm.core.flight import COUNTED
+from swarm.manifest_sections import Batch, Limits, Periods, Rebalancing
+from swarm.types import Mark, Replica, Stamp, Term
+
+SWARMS = (1_000, 10_000, 100_000)
+STAGES = 8
+TFLOPS = 15.0
+LINK = 200 * MEGABIT
+LATENCY_S = 0.05
+"""One way."""
+LIFETIME_S = 6 * 3600.0
+PARAMETERS = 12 * 4096**2
+"""Of a stage: 16 blocks that share them."""
+MESSAGES_PER_S = 1 / 0.00045
+"""Of 1 KiB, one after the other, over p2pd's streams on one machine: 0.45 ms there and back."""
+
+STAMP = Stamp(Term(3, BOOT), 567_890)
+MARK = Mark(Term(3, BOOT), 1234)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes on the wire without the activation itself, and seconds of computing for each."""
+
+    record: float
+    record_decode_s: float
+    receipt: float
+    receipt_parse_s: float
+    renew: float
+    forward: float
+    prepare_per_member: float
+    decide_per_peer: float
+    lookup_factor: float
+
+
+def measure_sizes() -> Sizes:
+    identity = Identity.generate()
+    me = Replica(identity.peer_id, BOOT)
+    receipt = _receipt()
+    return Sizes(
+        record=len(encode(sample_record(identity), identity)),
+        record_decode_s=_record_decode_s(),
+        receipt=_size(receipt),
+        receipt_parse_s=_each(lambda: msg.parse_request(msg.header(receipt)), 2000),
+        renew=_size(msg.Renew(run=RUN, to=BOOT, stamp=STAMP)),
+        forward=_size(_forward(me)),
+        prepare_per_member=(_size(_prepare(me, 1000)) - _size(_prepare(me, 500))) / 500,
+        decide_per_peer=(_size(_decide(1000)) - _size(_decide(500))) / 500,
+        lookup_factor=measure_lookup()["received_by_found"],
+    )
+
+
+def _size(message: msg.Message) -> int:
+    limits = WireLimits(header_bytes=Limits().header_bytes)
+    return len(encode_head(Frame(header=msg.header(message), payload=[]), limits))
+
+
+def _each(call: Callable[[], object], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+def _record_decode_s() -> float:
+    """Of records that differ: a signature that was checked is not checked again."""
+    identities = [Identity.generate() for _ in range(200)]
+    records = [(i, sample_record(i)) for i in identities]
+    envelopes = [(i, r, encode(r, i, ttl_s=DEFAULT_TTL_S)) for i, r in records]
+    began = time.perf_counter()
+    for identity, record, envelope in envelopes:
+        decode(envelope, key=record.key, subkey=identity.peer_id)
+    return (time.perf_counter() - began) / len(envelopes)
+
+
+def _receipt() -> msg.Receipt:
+    return msg.Receipt(
+        run=RUN,
+        stamp=STAMP,
+        m=123,
+        stage=5,
+        boot=BOOT,
+        pass_="backward",
+        verdict=COUNTED,
+        queue_s=0.123456789,
+        compute_s=2.3456789,
+        encode_s=0.0123456,
+        link_s=0.3456789,
+        sent_bytes=8_400_000,
+        queued=3,
+    )
+
+
+def _forward(me: Replica) -> msg.Forward:
+    return msg.Forward(
+        run=RUN,
+        to=BOOT,
+        stamp=STAMP,
+        mark=MARK,
+        m=123,
+        mask=frozenset(range(STAGES)),
+        sender=me,
+        ttl_s=30.0,
+        tensors=[],
+        stage=0,
+        route=[[me] * 3] * (STAGES - 1),
+    )
+
+
+def _prepare(me: Replica, members: int) -> msg.Prepare:
+    return msg.Prepare(
+        run=RUN,
+        to=BOOT,
+        stamp=STAMP,
+        mark=MARK,
+        stage=5,
+        members=[me] * members,
+        contributors=[me] * members,
+        expected=frozenset(range(5)),
+    )
+
+
+def _decide(peers: int) -> msg.Decide:
+    name = "12D3KooW" + "x" * 40
+    counts = [{f"{name}{n:04d}": 5 for n in range(peers)}]
+    decision = msg.WireDecision(
+        mark=MARK,
+        to=Mark(MARK.term, MARK.t + 1),
+        rounds=[],
+        lr=1e-3,
+        scale=1.0,
+        bias1=1.0,
+        bias2=1.0,
+        skip=False,
+        counts=counts,
+        loss=2.5,
+        norm=1.0,
+        applied=1234,
+    )
+    return msg.Decide(run=RUN, to=BOOT, stamp=STAMP, decision=decision)
+
+
+def figures_of(peers: int, sizes: Sizes) -> dict[str, float]:
+    """Of a swarm of ``peers``: bytes and messages per second, and the parts of a step, in s."""
+    periods, looks = Periods(), Rebalancing()
+    members = peers / STAGES
+    found = peers * sizes.record * sizes.lookup_factor
+    rate = members / compute_s(LAYERS[-1], TFLOPS) * 4 / 3  # three passes of work, not four
+    # A microbatch: a launch, two receipts of each stage but the last, one of that.
+    receipts = rate * (2 * STAGES - 1)
+    step_s = Batch.model_fields["microbatches"].metadata[1].le / rate
+    pieces = max(PARAMETERS / PIECE, members * PIECES_PER_MEMBER)
+    sends = 2 * pieces * (members - 1) / members
+    return {
+        "peers": peers,
+        "records_per_key": members,
+        "look_bytes_per_s": found / looks.period_s,
+        "watch_bytes_per_s": found / periods.watch_s,
+        "watch_cpu": peers * sizes.record_decode_s / periods.watch_s,
+        "host_bytes_per_s": members * sizes.record * peers / looks.period_s,
+        "microbatches_per_s": rate,
+        "trainer_messages_per_s": receipts + rate + peers / periods.renew_s,
+        "trainer_bytes_per_s": receipts * sizes.receipt
+        + rate * sizes.forward
+        + 2 * peers / periods.renew_s * sizes.renew,
+        "asks_per_s": peers / LIFETIME_S * 2 * STAGES * 3,
+        "prepare_bytes": members * members * sizes.prepare_per_member * STAGES,
+        "decide_bytes": peers * peers * sizes.decide_per_peer,
+        "sends_per_member": sends,
+        "sum_s": 2 * (members - 1) / members * 4 * PARAMETERS / LINK,
+        "sum_wait_s": sends / SENDS_AT_ONCE * 2 * LATENCY_S,
+        "largest_step_s": step_s,
+        "window": 2 * peers,
+    }
+
+
+BREAKS: tuple[tuple[str, str, Callable[[dict[str, float]], bool]], ...] = (
+    (
+        "a stage's key holds all its replicas",
+        f"{MAX_SUBKEYS} records per key",
+        lambda f: f["records_per_key"] <= MAX_SUBKEYS,
+    ),
+    (
+        "those that keep a stage's records can send them to all who look",
+        "200 Mb/s",
+        lambda f: f["host_bytes_per_s"] <= LINK,
+    ),
+    ("a peer that looks", "a tenth of 200 Mb/s", lambda f: f["look_bytes_per_s"] <= LINK / 10),
+    ("the trainer that watches", "200 Mb/s", lambda f: f["watch_bytes_per_s"] <= LINK),
+    ("the trainer checks the records", "one core", lambda f: f["watch_cpu"] <= 1),
+    (
+        "the trainer's messages",
+        "one core, 0.45 ms each",
+        lambda f: f["trainer_messages_per_s"] <= MESSAGES_PER_S,
+    ),
+    (
+        "decisions, sent in a tenth of a minute",
+        "200 Mb/s",
+        lambda f: f["decide_bytes"] <= 6 * LINK,
+    ),
+    (
+        "prepares, sent in a tenth of a minute",
+        "200 Mb/s",
+        lambda f: f["prepare_bytes"] <= 6 * LINK,
+    ),
+    (
+        "pieces of a sum wait for answers no longer than for the link",
+        f"{SENDS_AT_ONCE} at once, 50 ms one way",
+        lambda f: f["sum_wait_s"] <= f["sum_s"],
+    ),
+    ("members of a round", f"{MAX_MEMBERS}", lambda f: f["records_per_key"] <= MAX_MEMBERS),
+    (
+        "the window",
+        f"{Batch.model_fields['microbatches'].metadata[1].le} microbatches in a step",
+        lambda f: f["window"] <= Batch.model_fields["microbatches"].metadata[1].le,
+    ),
+)
+"""What has to hold, what limits it, and whether it does."""
+
+
+def breaks_at(holds: Callable[[dict[str, float]], bool], sizes: Sizes) -> int | None:
+    """The number of peers from which on it does not hold; None: not below a hundred million."""
+    low, high = 2 * STAGES, 10**8
+    if holds(figures_of(high, sizes)):
+        return None
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(figures_of(middle, sizes)) else (low, middle)
+    return high
+
+
+def plan() -> dict[str, Any]:
+    sizes = measure_sizes()
+    return {
+        "sizes": {name: getattr(sizes, name) for name in sizes.__slots__},
+        "swarms": [figures_of(peers, sizes) for peers in SWARMS],
+        "breaks": [
+            {"what": what, "limit": limit, "peers": breaks_at(holds, sizes)}
+            for what, limit, holds in BREAKS
+        ],
+    }
+
+
+def show_plan(figures: dict[str, Any]) -> None:
+    print("\nmeasured sizes (bytes) and times")
+    for name, value in figures["sizes"].items():
+        print(f"  {name:24}{value * 1e6:12,.0f} µs" if name.endswith("_s") else _line(name, value))
+    print("\n" + f"{'of a swarm of':24}" + "".join(f"{f['peers']:>16,}" for f in figures["swarms"]))
+    for name in list(figures["swarms"][0])[1:]:
+        print(f"  {name:22}" + "".join(f"{_short(f[name]):>16}" for f in figures["swarms"]))
+    print("\nwhat breaks, and from how many peers on")
+    for line in sorted(figures["breaks"], key=lambda line: line["peers"] or 10**9):
+        at = f"{line['peers']:,}" if line["peers"] else "never"
+        print(f"  {at:>12}  {line['what']} ({line['limit']})")
+
+
+def _line(name: str, value: float) -> str:
+    return f"  {name:24}{value:12,.1f}"
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f} {letter}"
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"

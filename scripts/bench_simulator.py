@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""How fast the simulator is, and how much memory it takes. Each figure is of a process of its own.
+
+Parts (``--only`` picks): microbatches (1,000 peers, 8 stages, ten minutes of virtual time), fluid
+(20,000 peers, 32 hours), memory (peak of 1,000, 2,000 and 4,000 peers, both modes), plan (what
+100,000 peers would mean for the directory and the trainer: swarm/sim/SCALE.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts._bench import ROOT, write_json
+from scripts._scale_plan import plan, show_plan
+from scripts._scale_worlds import WORLDS, play
+
+AIM_S = 60.0
+MEMORY = (1000, 2000, 4000)
+LINEAR = 1.25
+"""So much more than twice may twice as many peers take."""
+
+
+def in_own_process(mode: str, peers: int, seconds: float) -> dict[str, Any]:
+    """The figures of one simulation. Raises RuntimeError with its log if it fails."""
+    command = [sys.executable, __file__, "--child", mode, str(peers), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(f"{mode}, {peers} peers:\n{done.stderr[-2000:]}")
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def speed(mode: str, peers: int, seconds: float) -> dict[str, Any]:
+    figures = in_own_process(mode, peers, seconds)
+    late = "" if figures["seconds"] < AIM_S else f"  (aim: below {AIM_S:.0f} s)"
+    events = f", {figures['events_per_s']:,.0f} events/s" if figures["events"] else ""
+    print(
+        f"{mode}: {peers:,} peers, {seconds / 60:,.0f} minutes of virtual time: "
+        f"{figures['seconds']:.1f} s{events}, {figures['peak_mb']:.0f} MB, "
+        f"{figures['share_of_optimum']:.1%} of the optimum{late}",
+        flush=True,
+    )
+    return figures
+
+
+def microbatches(quick: bool) -> dict[str, Any]:
+    return speed("microbatch", 1000, 60.0 if quick else 600.0)
+
+
+def fluid(quick: bool) -> dict[str, Any]:
+    return speed("fluid", 20_000, 3600.0 if quick else 32 * 3600.0)
+
+
+def memory(quick: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode in WORLDS:
+        base = in_own_process(mode, 8, 1.0)["peak_mb"]
+        seconds = 30.0 if quick else 60.0
+        peaks = [in_own_process(mode, peers, seconds)["peak_mb"] for peers in MEMORY]
+        found[mode] = {"empty_mb": base, "peers": list(MEMORY), "peak_mb": peaks}
+        found[mode]["linear"] = is_linear([peak - base for peak in peaks])
+        told = ", ".join(f"{n:,}: {mb:.0f} MB" for n, mb in zip(MEMORY, peaks, strict=True))
+        verdict = "linear" if found[mode]["linear"] else "NOT linear"
+        print(f"{mode}: peak memory by peers: {told} (with 8 peers {base:.0f} MB): {verdict}")
+    return found
+
+
+def is_linear(above: Sequence[float]) -> bool:
+    """Whether each is at most some twice the one before it, for twice as many peers."""
+    return all(b <= 2 * LINEAR * max(a, 1.0) for a, b in pairwise(above))
+
+
+def planning(quick: bool) -> dict[str, Any]:
+    figures = plan()
+    show_plan(figures)
+    return figures
+
+
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "microbatches": microbatches,
+    "fluid": fluid,
+    "memory": memory,
+    "plan": planning,
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeatable")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the virtual time or less")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    flags = parse()
+    if flags.child:
+        mode, peers, seconds = flags.child
+        print(json.dumps(play(mode, int(peers), float(seconds))))
+        return
+    figures: dict[str, Any] = {"command": " ".join(sys.argv)}
+    failed = False
+    try:
+        for name in flags.only or PARTS:
+            try:
+                figures[name] = PARTS[name](flags.quick)
+            except RuntimeError as error:
+                failed = True
+                print(f"{name}: failed: {error}", flush=True)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        write_json(flags.json, figures)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
