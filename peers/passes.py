@@ -67,7 +67,8 @@ class _Sent:
 class Counters:
     """What this replica did: for its own log and its announcements.
 
-    ``busy_s`` and ``queue_s``: computing, and waiting to be computed, of all training passes.
+    ``busy_s``: computing what was counted, forward and backward. ``queue_s``: the time that all
+    training passes waited to be computed.
     """
 
     passes: int = 0
@@ -94,6 +95,7 @@ class Passes:
         """Passes that are being computed, or whose output is being sent on."""
         self._loads: dict[tuple[Kind, Stamp], _Load] = {}
         self._origins: dict[Stamp, msg.Forward] = {}
+        self._forward_s: dict[Stamp, float] = {}
         self._expected = _expected(manifest, stage)
 
     # -- in ---------------------------------------------------------------------------------
@@ -170,20 +172,28 @@ class Passes:
             self.intake.cancel(job.attempt.stamp)
             passed = Passed(None, "failed")
         ended = anyio.current_time()
+        self._count(job, passed, queue_s=max(0.0, started - load.arrived), took_s=ended - started)
+        self.counters.last_work = ended
         alive = self.intake.finished(job)
         origin = self._origins.get(job.attempt.stamp)
         self._free()
-        self.counters.passes += 1
-        self.counters.counted += passed.verdict == flight.COUNTED
-        if not job.attempt.evaluation:
-            self.counters.busy_s += ended - started
-            self.counters.queue_s += max(0.0, started - load.arrived)
-        self.counters.last_work = ended
         if passed.verdict == "failed":
             self.under_way -= 1
         else:
             done = _Pass(job, load, passed, alive, origin, started, ended)
             self._tasks.start_soon(self._send_on, done)
+
+    def _count(self, job: Job, passed: Passed, *, queue_s: float, took_s: float) -> None:
+        counters, stamp = self.counters, job.attempt.stamp
+        took_s += self._forward_s.pop(stamp, 0.0)
+        counters.passes += 1
+        if not job.attempt.evaluation:
+            counters.queue_s += queue_s
+        if passed.verdict == flight.COUNTED:
+            counters.counted += 1
+            counters.busy_s += took_s
+        elif job.kind is Kind.FORWARD:
+            self._forward_s[stamp] = took_s
 
     def _work(self, job: Job) -> str:
         if job.kind is Kind.FORWARD and self._stage.stage == self._last:
@@ -327,6 +337,7 @@ class Passes:
             for kind in Kind:
                 self._loads.pop((kind, stamp), None)
             self._origins.pop(stamp, None)
+            self._forward_s.pop(stamp, None)
             self._stage.forget(stamp)
 
 
