@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from swarm.core.backoff import Backoff
+from swarm.core.backoff import Backoff, Bans
 from swarm.core.wiring import Wiring
 from swarm.sim.world import WiringRule
 from swarm.types import Replica, Stamp
@@ -28,6 +28,7 @@ class Base(Wiring):
 
     def __init__(self, stages: int) -> None:
         super().__init__(stages, ban=BAN)
+        self._banned: Bans[Replica] = Bans(BAN)
         self._here: list[list[Replica]] = [[] for _ in range(stages)]
 
     def sync(self, stage: int, replicas: Iterable[Replica]) -> None:
@@ -39,6 +40,9 @@ class Base(Wiring):
     def _changed(self, stage: int, before: list[Replica], after: list[Replica]) -> None:
         """Others serve ``stage`` from now on."""
 
+    def ban(self, replica: Replica, now: float, rng: random.Random) -> None:
+        self._banned.failed(replica, now, rng)
+
     def choose(
         self,
         stage: int,
@@ -49,7 +53,7 @@ class Base(Wiring):
         shun: frozenset[Replica] = frozenset(),
         most: int = 3,
     ) -> tuple[Replica, ...]:
-        allowed = self._bans.allowed(self._here[stage], now)
+        allowed = self._banned.allowed(self._here[stage], now)
         if not allowed:
             return ()
         best = [replica for replica in allowed if replica not in shun] or allowed
@@ -69,7 +73,7 @@ class Base(Wiring):
 
     def served(self, stage: int, stamp: Stamp, replica: Replica, took_s: float, now: float) -> None:
         """``replica`` has done the backward pass."""
-        self._bans.succeeded(replica)
+        self._banned.succeeded(replica)
 
     def closed(self, stamp: Stamp) -> None:
         """The attempt is over."""
