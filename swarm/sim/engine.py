@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from swarm.sim.arrivals import Arrivals
 from swarm.sim.simulation import Simulation
@@ -10,6 +12,9 @@ from swarm.sim.wirings import Share, make_wiring
 from swarm.sim.world import Outcome, World
 
 Progress = Callable[[float], None]
+
+COLLECT_EVERY = 200_000
+"""New objects from one search for cycles to the next."""
 
 LOOKS = 200
 """How often ``progress`` is called in a run."""
@@ -38,8 +43,20 @@ def simulate(
     Arrivals(sim).begin()
     for stretch in range(1, int(world.duration_s / world.sample_every_s) + 1):
         sim.clock.at(stretch * world.sample_every_s, sim.meter.sample)
-    for look in range(1, LOOKS + 1):
-        sim.clock.run(world.duration_s * look / LOOKS)
-        if progress is not None:
-            progress(look / LOOKS)
+    with _few_collections():
+        for look in range(1, LOOKS + 1):
+            sim.clock.run(world.duration_s * look / LOOKS)
+            if progress is not None:
+                progress(look / LOOKS)
     return sim.meter.finish()
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Next to nothing here is part of a cycle, and looking for cycles takes a fifth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.core.closing import Prepare, Vote
 from swarm.core.flight import COUNTED
 from swarm.core.hop import Outcome
-from swarm.core.intake import Intake, Job, Kind, Reply
+from swarm.core.intake import ACCEPTED, Intake, Job, Kind, Reply
 from swarm.core.ledger import Ledger, Verdict
 from swarm.core.step import Decision
 from swarm.sim.network import Host
@@ -84,8 +84,10 @@ class Server:
         self.since = sim.clock.now
         self.calls: dict[Any, None] = {}
         """Calls that have come in and wait for their answer."""
-        self._loads: dict[tuple[Kind, Stamp], Load] = {}
-        self._origins: dict[Stamp, Load] = {}
+        # By the number of the stamp: there is one term.
+        self._forwards: dict[int, Load] = {}
+        self._backwards: dict[int, Load] = {}
+        self._origins: dict[int, Load] = {}
         self._controls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._busy = False
 
@@ -100,24 +102,22 @@ class Server:
         job = Job(kind, push.attempt, now + max(0.0, push.expires_at - push.called))
         reply = intake.offer(job, tries, now)
         self._free()
-        key = (kind, stamp)
-        if (
-            reply.outcome is Outcome.ACCEPTED
-            and intake.decoded(kind, stamp)
-            and key not in self._loads
-        ):
-            load = self._loads[key] = Load(push.rest, push.origin, now)
+        if reply is not ACCEPTED or not intake.decoded(kind, stamp):
+            return reply
+        loads = self._forwards if kind is Kind.FORWARD else self._backwards
+        if stamp.n not in loads:
+            loads[stamp.n] = Load(push.rest, push.origin, now)
             if kind is Kind.FORWARD:
-                self._origins[stamp] = load
+                self._origins[stamp.n] = loads[stamp.n]
             if not self._busy:
                 self._next()
         return reply
 
     def _free(self) -> None:
         for stamp in self.intake.take_freed():
-            self._loads.pop((Kind.FORWARD, stamp), None)
-            self._loads.pop((Kind.BACKWARD, stamp), None)
-            self._origins.pop(stamp, None)
+            self._forwards.pop(stamp.n, None)
+            self._backwards.pop(stamp.n, None)
+            self._origins.pop(stamp.n, None)
 
     # -- through ------------------------------------------------------------------------------
 
@@ -139,7 +139,8 @@ class Server:
         if job is None:
             self._busy = False
             return
-        load = self._loads.pop((job.kind, job.attempt.stamp))
+        loads = self._forwards if job.kind is Kind.FORWARD else self._backwards
+        load = loads.pop(job.attempt.stamp.n)
         clock.at(clock.now + self._cost_s(job), self._computed, job, load, clock.now)
 
     def _cost_s(self, job: Job) -> float:
@@ -156,7 +157,7 @@ class Server:
         self.queue_s += started - load.arrived
         done = self._passed(job, started - load.arrived, now - started)
         alive = self.intake.finished(job)
-        origin = self._origins.get(job.attempt.stamp)
+        origin = self._origins.get(job.attempt.stamp.n)
         self._free()
         if alive:
             self.sim.send_on(done, load, origin)
