@@ -314,6 +314,56 @@ def generate(
     )
 
 
+@app.command()
+def simulate(
+    scenario: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Scenario; default: 16 peers for an hour. See scripts/scenario.toml.",
+            metavar="[scenario.toml]",
+        ),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="microbatch, or fluid: rates, for days and many peers."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Replay who was alive when from this CSV or JSON log.", metavar="FILE"),
+    ] = None,
+    peers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Peers, at the peak of the trace if there is one."),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=1, help="Virtual seconds.", metavar="SECONDS")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed gives the same outcome.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for plots (PNG).", metavar="DIR")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the whole outcome there.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Play a swarm of simulated peers on a virtual clock; the decisions are those of real runs."""
+    from peers.simulate import run_simulate_command
+
+    changes: dict[str, object] = {
+        name: value
+        for name, value in (
+            ("mode", mode),
+            ("duration_s", duration),
+            ("seed", seed),
+            ("churn.peers", peers),
+        )
+        if value is not None
+    }
+    if trace is not None:
+        changes |= {"churn.kind": "trace", "churn.file": str(trace)}
+    run_simulate_command(scenario, changes, out=out, json_file=json_file)
+
+
 def _entry(
     identity: Path | None,
     default_key: str,

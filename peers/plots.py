@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOSS, _EVAL, _SPEED, _GREY = "#1f5fa8", "#d9541e", "#2a8a5c", "#5b6470"
+_LOSS, _EVAL = "#1f5fa8", "#d9541e"
+SPEED, GREY = "#2a8a5c", "#5b6470"
 
 Points = list[tuple[float, float]]
 """(step, value) pairs, finite, in the order of the metrics."""
@@ -39,14 +40,14 @@ def plot_run(metrics: Sequence[Mapping[str, Any]], path: Path, title: str) -> No
     _draw_evaluations(loss_axes, evaluations)
     if losses and not evaluations:
         _write_value(loss_axes, losses[-1], _LOSS)
-    _dress(loss_axes, "loss", empty=not (losses or evaluations))
+    dress(loss_axes, "loss", empty=not (losses or evaluations))
     if loss_axes.get_legend_handles_labels()[0]:
         loss_axes.legend(frameon=False, loc="upper right")
 
     speeds = throughput(metrics)
-    _draw_line(speed_axes, speeds, _SPEED, "samples per second")
+    _draw_line(speed_axes, speeds, SPEED, "samples per second")
     _draw_median(speed_axes, speeds)
-    _dress(speed_axes, "samples per second", empty=not speeds)
+    dress(speed_axes, "samples per second", empty=not speeds)
     speed_axes.set_ylim(bottom=0)
     speed_axes.set_xlabel("step")
     speed_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -110,18 +111,19 @@ def _draw_median(axes: Axes, points: Points) -> None:
         return
     median = sorted(y for _, y in points)[len(points) // 2]
     axes.axhline(
-        median, color=_GREY, linewidth=1, linestyle="--", zorder=1, label=f"median {median:.3g}"
+        median, color=GREY, linewidth=1, linestyle="--", zorder=1, label=f"median {median:.3g}"
     )
     axes.legend(frameon=False, loc="lower right")
 
 
-def _dress(axes: Axes, label: str, *, empty: bool) -> None:
+def dress(axes: Axes, label: str, *, empty: bool) -> None:
+    """The looks that all plots share; ``empty``: say so."""
     axes.set_ylabel(label, fontsize=11)
     axes.grid(color="#e3e6ea", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_GREY)
+    axes.tick_params(colors=GREY)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color("#b5bcc6")
     if empty:
-        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=_GREY)
+        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=GREY)

@@ -76,6 +76,7 @@ class _Fluid:
         self._listing = Listing(self._costs)
         self._optimum = Optimum(self._costs)
         self._best = 0.0
+        self._resent_before = 0
         self._best_done, self._done_before, self._best_since = 0.0, 0.0, 0.0
         self._settings = Settings(gain=world.gain)
         self._grants = Grants(self._settings, limit_s=MOVE_LIMIT_S)
@@ -255,8 +256,10 @@ class _Fluid:
                 (self._flow.done - self._done_before) * scale,
                 self._best_done * scale,
                 self._flow.peers,
+                self._outcome.resent - self._resent_before,
             )
         )
+        self._resent_before = self._outcome.resent
         self._done_before, self._best_done = self._flow.done, 0.0
         if self._progress is not None:
             self._progress(now / self._world.duration_s)

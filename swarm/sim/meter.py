@@ -32,6 +32,7 @@ class Meter:
         self._best = 0.0
         self._sampled_at = 0.0
         self._sampled = 0.0
+        self._again = 0
         self._flight: Flight | None = None
         self._seen = bytearray()
         self._count = 0
@@ -114,8 +115,12 @@ class Meter:
         length = now - self._sampled_at
         done = self.outcome.done - self._sampled
         peers = tuple(len(trainer.members.ready(stage)) for stage in range(trainer.stages))
+        again = self.outcome.resent + (trainer.work.flight.resent if trainer.work else 0)
         if length > 0:
-            self.outcome.samples.append(Sample(now, done / length, self._best / length, peers))
+            self.outcome.samples.append(
+                Sample(now, done / length, self._best / length, peers, again - self._again)
+            )
+            self._again = again
         self._best, self._sampled, self._sampled_at = 0.0, self.outcome.done, now
 
     def finish(self) -> Outcome:

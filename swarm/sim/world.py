@@ -127,6 +127,8 @@ class Sample:
     optimum: float
     peers: tuple[int, ...]
     """Replicas of each stage that serve, at the end of the stretch."""
+    resent: int = 0
+    """Microbatches that were sent again in it."""
 
 
 @dataclass(frozen=True, slots=True)

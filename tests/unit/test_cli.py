@@ -34,6 +34,9 @@ OPTIONS = {
     "generate": {
         *("model", "--prompt", "--bytes", "--temperature", "--seed", "--allow-model"),
     },
+    "simulate": {
+        *("scenario", "--mode", "--trace", "--peers", "--duration", "--seed", "--out", "--json"),
+    },
 }
 
 
