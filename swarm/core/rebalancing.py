@@ -43,14 +43,15 @@ MARGINS = (1.0, 2.0, 2.1, 2.2)
 """A plan of one to four moves has to gain so many times ``Settings.gain``. In growing order: what
 is left of a plan after its first move beats going back."""
 
-OWN_SHARE, PAIR_SHARE = 0.5, 0.2
+REPLICA_SHARE, PAIR_SHARE = 0.5, 0.2
 """In stages of many replicas no single move gains much. It is also worth it if it gains half of
-what the mover does, and the two stages, shared out evenly, a fifth of ``Settings.gain``."""
+what a replica of the two stages does on average, and the two, shared out evenly, a fifth of
+``Settings.gain``."""
 
 HAIR = 1e-9
 """Relative: rates that differ by less are equal."""
 
-EFFORT = 20_000
+EFFORT = 10_000
 """Plans that are looked at, at most about: the fewer the peers, the more steps ahead. Where stages
 have many replicas single moves are fine enough."""
 
@@ -242,8 +243,9 @@ def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
     """Why ``peer`` had better not move to ``target``; empty if it may.
 
     Half the gain is enough for a single move: the views of two are never quite the same. The
-    first of several has to gain all of it, or what remains of the plan would not be worth it; and
-    be about the best there is, since the others might do without it.
+    first of several has to gain all of it, or what remains of the plan would not be worth it. If
+    it alone does not make the pipeline faster, nothing much better may be known: the others might
+    do without it, or have to undo it.
     """
     if not 0 <= target < len(view.stages):
         return f"there is no stage {target}"
@@ -263,13 +265,13 @@ def judge(view: View, peer: PeerId, target: int, settings: Settings) -> str:
     if len(view.members[target]) < settings.least:
         return ""
     plan = _Search(view, settings, settings.gain / 2).beginning_with(found, target)
-    if plan is not None and len(plan.steps) > 1:
+    if plan is None:
+        return f"that would not make stage {target} and stage {found.stage} faster by enough"
+    if len(plan.steps) > 1 or plan.score <= view.throughput:
         best = _Search(view, settings).best()
         if best is not None and plan.score * (1 + settings.gain / 2) < best.score:
             return f"{best.steps[0].peer.peer[-6:]} had better move to stage {best.steps[0].stage}"
-    if plan is not None:
-        return ""
-    return f"that would not make stage {target} and stage {found.stage} faster by enough"
+    return ""
 
 
 def _contradiction(view: View, target: int) -> str:
@@ -406,8 +408,11 @@ class _Search:
         (step,), before = steps, self._slowest_now(steps)
         pair = (step.peer.stage, step.stage)
         even = _shared_out([self._view.rates[s] for s in pair], [self._costs[s] for s in pair])
-        brings = step.work / self._costs[step.stage]
-        if touched - before >= OWN_SHARE * brings and even >= before * self._uneven:
+        average = min(
+            self._view.rates[s] * self._costs[s] / max(1, len(self._view.members[s])) for s in pair
+        )
+        least = REPLICA_SHARE * average / self._costs[step.stage]
+        if touched - before >= least and even >= before * self._uneven:
             return 1.0
         return 1 + self._single
 
