@@ -6,13 +6,11 @@ share is read off when it leaves. An event costs the number of stages, not that 
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf
 
 from swarm.sim.costs import Costs, link_of
+from swarm.sim.links import Smallest, delays
 from swarm.sim.pace import Pace, Stage
 from swarm.sim.world import Machine, Outcome
 from swarm.types import PeerId
@@ -29,29 +27,6 @@ class Worker:
     worked: float = 0.0
     sent: float = 0.0
     received: float = 0.0
-
-
-class Smallest:
-    """The smallest of numbers that come and go."""
-
-    def __init__(self) -> None:
-        self._count: Counter[float] = Counter()
-        self._heap: list[float] = []
-
-    def add(self, value: float) -> None:
-        if not self._count[value]:
-            heapq.heappush(self._heap, value)
-        self._count[value] += 1
-
-    def discard(self, value: float) -> None:
-        self._count[value] -= 1
-
-    @property
-    def value(self) -> float:
-        """Infinite if there is none."""
-        while self._heap and not self._count[self._heap[0]]:
-            del self._count[heapq.heappop(self._heap)]
-        return self._heap[0] if self._heap else inf
 
 
 class _Books:
@@ -248,14 +223,6 @@ class Flow:
             books.sent += size / books.count
         self._outcome.received_bytes[peer] = self._outcome.received_bytes.get(peer, 0.0) + size
 
-    def in_steps(self, steady: float) -> float:
-        """What stages that do ``steady`` microbatches per second, and no less, would do over whole
-        steps with the links and delays that there are now."""
-        if not steady:
-            return 0.0
-        even = [Stage(b.count or 1, max(steady, b.rate), b.links.value) for b in self._books]
-        return self._pace.effective(even, *self._delays())
-
     # -- the links --------------------------------------------------------------------------
 
     def link_of(self, stage: int) -> float:
@@ -266,24 +233,5 @@ class Flow:
         return [Stage(b.count, b.rate, b.links.value) for b in self._books]
 
     def _delays(self) -> tuple[float, float]:
-        """Mean one-way delays: from one stage to the next, and between trainer and peers."""
-        latency, home = self._world.latency, self._world.trainer_region
-        if not latency.between:
-            return latency.default_s, latency.default_s
-        shares = [self._shares(books) for books in self._books]
-        hops = [
-            sum(
-                a * b * latency.one_way_s(here, there)
-                for here, a in first.items()
-                for there, b in second.items()
-            )
-            for first, second in pairwise(shares)
-        ]
-        trips = [
-            sum(a * latency.one_way_s(here, home) for here, a in share.items()) for share in shares
-        ]
-        return sum(hops) / max(1, len(hops)), sum(trips) / len(trips)
-
-    def _shares(self, books: _Books) -> dict[str, float]:
-        count = max(1, books.count)
-        return {region: n / count for region, n in books.regions.items() if n}
+        regions = [books.regions for books in self._books]
+        return delays(self._world.latency, regions, self._world.trainer_region)

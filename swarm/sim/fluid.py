@@ -75,7 +75,7 @@ class _Fluid:
         self._flow = Flow(self._costs, self._outcome)
         self._listing = Listing(self._costs)
         self._optimum = Optimum(self._costs)
-        self._best = 0.0
+        self._best: float | None = None
         self._resent_before = 0
         self._best_done, self._done_before, self._best_since = 0.0, 0.0, 0.0
         self._settings = Settings(gain=world.gain)
@@ -145,7 +145,9 @@ class _Fluid:
             moves[peer.move] = replace(moves[peer.move], done_s=self._clock.now)
             peer.move = -1
         if joined_now:
-            self._changes(peer.machine, 1)
+            self._count_best()
+            self._optimum.add(peer.machine)
+            self._best = None
 
     # -- departures -------------------------------------------------------------------------
 
@@ -159,7 +161,9 @@ class _Fluid:
             self._flow.leave(peer.worker)
             peer.worker = None
         if peer.has_joined:
-            self._changes(peer.machine, -1)
+            self._count_best()
+            self._optimum.remove(peer.machine)
+            self._best = None
         peer.state = _State.GONE
         self._clock.at(found_s, self._found_out, peer)
 
@@ -235,15 +239,15 @@ class _Fluid:
 
     # -- what is measured -------------------------------------------------------------------
 
-    def _changes(self, machine: Machine, sign: int) -> None:
-        """One more, or fewer, of those that an assignment can be made of."""
-        self._count_best()
-        self._optimum.add(machine, sign)
-        self._best = self._flow.in_steps(self._optimum.value)
-
     def _count_best(self) -> None:
-        self._best_done += self._best * (self._clock.now - self._best_since)
-        self._best_since = self._clock.now
+        """What the best assignment has done until now. A newcomer counts from when it has its
+        first state: whatever the assignment, that takes its time."""
+        passed = self._clock.now - self._best_since
+        if passed:
+            if self._best is None:
+                self._best = self._optimum.in_steps
+            self._best_done += self._best * passed
+            self._best_since = self._clock.now
 
     def _samples(self) -> None:
         now, every_s = self._clock.now, self._world.sample_every_s

@@ -34,7 +34,7 @@ class Stage:
     """The replicas that serve a stage: how many, what they do together in microbatches per
     second, and the slowest of their links in bytes per second."""
 
-    count: int
+    count: float
     rate: float
     link: float = inf
 
@@ -79,16 +79,16 @@ class Pace:
             self.averaged_bytes(s, stage.count) / stage.link for s, stage in enumerate(stages)
         )
 
-    def averaged_bytes(self, stage: int, count: int) -> float:
+    def averaged_bytes(self, stage: int, count: float) -> float:
         """What each of ``count`` replicas sends, and receives, in a step."""
         vector = self._world.stages[stage].vector_bytes
-        return 2 * (count - 1) / count * vector if count else 0.0
+        return 2 * (count - 1) / count * vector if count > 1 else 0.0
 
     def window(self, stages: Sequence[Stage]) -> int:
         """Microbatches in flight; as the trainer sizes it: twice as many as there are replicas."""
         if self._world.window:
             return self._world.window
-        replicas = sum(stage.count for stage in stages)
+        replicas = round(sum(stage.count for stage in stages))
         size = max(2 * len(stages), 2 * replicas)
         return min(size, self._world.microbatches)
 
