@@ -16,7 +16,7 @@ from swarm.errors import ConfigError
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from peers.local import Child, LocalSwarm
+    from peers.local import LocalSwarm
     from peers.status import Monitor
 
 REPLACE_S = 5.0
@@ -80,7 +80,7 @@ class Killer:
         self._kills, self._swarm, self._monitor = kills, swarm, monitor
         self.killed = 0
         self._told = False  # that no stage can spare a node
-        self._rng = random.Random(kills.seed)
+        self._rng, self._places = random.Random(kills.seed), random.Random(kills.seed)
 
     async def run(self) -> None:
         """Until it is cancelled. The first kill comes ``every_s`` after training has begun."""
@@ -100,10 +100,9 @@ class Killer:
         """Kill a node, or say that none can be; False: there may be one in a moment."""
         chosen = choose_victim(self._living(), self._rng)
         if chosen is not None:
-            victim = self._swarm.children[chosen.name]
-            self._kill(victim)
+            self._kill(chosen)
             self._told = False
-            tasks.start_soon(self._replace, victim.stage)
+            tasks.start_soon(self._replace)
         elif late_s >= WAIT_S:
             if not self._told:
                 self._monitor.event("nobody is killed for now: no stage can spare a node")
@@ -113,16 +112,22 @@ class Killer:
         return True
 
     def _living(self) -> list[Living]:
+        """Each where it is now: it may have moved since its start."""
         members = self._monitor.members()
-        peers = [(child, child.peer) for child in self._swarm.living()]
-        return [Living(c.name, c.stage, members[peer]) for c, peer in peers if peer in members]
+        found = [(c, members.get(c.peer)) for c in self._swarm.living()]
+        return [Living(c.name, seat.stage, seat.serves) for c, seat in found if seat is not None]
 
-    def _kill(self, victim: Child) -> None:
-        self._swarm.kill(victim)
+    def _kill(self, victim: Living) -> None:
+        child = self._swarm.children[victim.name]
+        self._swarm.kill(child)
         self.killed += 1
-        self._monitor.event(f"killed {victim.name} ({victim.peer[-6:]}, stage {victim.stage})")
+        self._monitor.event(f"killed {victim.name} ({child.peer[-6:]}, stage {victim.stage})")
 
-    async def _replace(self, stage: int) -> None:
+    async def _replace(self) -> None:
+        """Start one where it is needed now: peers may have moved since the kill."""
         await anyio.sleep(REPLACE_S)
+        coming = {child.peer or child.name: child.stage for child in self._swarm.living()}
+        gone = {child.peer for child in self._swarm.children.values() if child.killed}
+        stage = self._monitor.stage_in_need(coming, gone, self._places)
         child = await self._swarm.spawn(stage)
         self._monitor.event(f"started {child.name} (stage {stage})")

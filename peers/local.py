@@ -30,7 +30,7 @@ STOP_S = 6.0
 
 @dataclass(slots=True)
 class Child:
-    """A node process of the local swarm. ``killed``: on purpose."""
+    """A node process of the local swarm, started for ``stage``. ``killed``: on purpose."""
 
     name: str
     stage: int
@@ -83,7 +83,7 @@ class LocalSwarm:
                     await self.spawn(stage)
 
     async def spawn(self, stage: int) -> Child:
-        """Start one more node for ``stage``, once ``run`` has begun.
+        """Start one more node for ``stage``, once ``run`` has begun. It may move later.
 
         It is told the stage: the announcement of one that was killed lives on for a while, so
         that by the directory no stage lacks anybody.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from math import isfinite
 
 import anyio
 
+from peers.balance import settings_of
 from peers.report_view import short
 from peers.runview import ReplicaView, RunView, StageView
 from peers.steps import Heard, StepDone
 from peers.trainer import Trainer
 from peers.view import LiveView
 from swarm.core.evaluation import Evaluation
+from swarm.core.rebalancing import Serving, View, choose
 from swarm.core.roster import Member, State
 from swarm.core.wiring import Load
 from swarm.types import PeerId
@@ -23,6 +28,14 @@ LOST_AFTER = 4
 
 RECENT = 10
 """Steps over which the rate is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a peer is now. ``serves``: its stage could go on with it alone."""
+
+    stage: int
+    serves: bool
 
 
 class Monitor:
@@ -56,18 +69,36 @@ class Monitor:
         trainer = self._trainer
         return self._working and trainer is not None and trainer.mark.t < trainer.manifest.run.steps
 
-    def members(self) -> dict[PeerId, bool]:
-        """Those that serve or join, and whether each could go on with its stage alone: it is at
-        the run's mark, or, while a decision is being applied, has applied it."""
+    def members(self) -> dict[PeerId, Seat]:
+        """Those that serve or join. Who serves is at the run's mark, or, while a decision is being
+        applied, has applied it, and is not about to go."""
         trainer = self._trainer
         if trainer is None:
             return {}
         last = trainer.marks[-1]
         return {
-            member.replica.peer: member.state is State.READY and member.mark == last
-            for member in trainer.roster.all()
-            if member.state in (State.READY, State.JOINING)
+            m.replica.peer: Seat(
+                m.stage, m.state is State.READY and m.mark == last and not m.leaving
+            )
+            for m in trainer.roster.all()
+            if m.state in (State.READY, State.JOINING)
         }
+
+    def stage_in_need(
+        self, coming: Mapping[PeerId, int], gone: Collection[PeerId], rng: random.Random
+    ) -> int:
+        """Which stage one more peer is to serve, by the rule that a newcomer goes by.
+
+        ``coming``: peers that will serve a stage, though nobody may know them yet. ``gone``: peers
+        that are dead, though the trainer may not have found out.
+        """
+        trainer = self._trainer
+        assert trainer is not None
+        view = trainer.moves.view()
+        known = {member.replica.peer for member in trainer.roster.all()}
+        here = [peer for peer in view.peers if peer.peer not in gone]
+        here += [Serving(p, at, settled=False) for p, at in coming.items() if p not in known]
+        return choose(View(view.stages, here), None, settings_of(trainer.manifest), rng)
 
     def event(self, line: str) -> None:
         """Something happened that a person should know."""
@@ -155,6 +186,16 @@ def _stage(trainer: Trainer, stage: int, now: float) -> StageView:
     )
 
 
+def _state(trainer: Trainer, member: Member) -> str:
+    """In a word."""
+    if member.state is not State.READY:
+        return str(member.state)
+    if member.leaving:
+        return "draining"
+    late = member.mark != trainer.mark and not isinstance(trainer.work, Evaluation)
+    return "applying" if late else "ready"
+
+
 def _lost(member: Member) -> bool:
     """Asked in vain so often that hardly anybody waits for it."""
     gone = (State.REMOVED, State.ANNOUNCED)
@@ -169,11 +210,9 @@ def _replica(
     trainer: Trainer, member: Member, load: Load | None, total: int, now: float
 ) -> ReplicaView:
     heard = trainer.heard.get(member.replica, Heard())
-    late = member.state is State.READY and member.mark != trainer.mark
-    working = not isinstance(trainer.work, Evaluation)
     return ReplicaView(
         name=member.replica.peer[-6:],
-        state="applying" if late and working else str(member.state),
+        state=_state(trainer, member),
         mark_step=member.mark.t if member.mark is not None else 0,
         share=_counted(trainer, member) / total if total else 0.0,
         mean_time_s=load.service_s if load is not None else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ import trio.testing
 
 from peers.account import in_words, make_account
 from peers.kills import REPLACE_S, WAIT_S, Killer, Kills, Living, check_kills, choose_victim
+from peers.status import Seat
 from peers.steps import StepDone
 from swarm.errors import ConfigError
 from swarm.manifest import default_manifest
@@ -59,6 +61,7 @@ class Node:
 
     name: str
     stage: int
+    killed: bool = False
 
     @property
     def peer(self) -> str:
@@ -73,15 +76,29 @@ class Twin:
     under_way: bool = True
     strangers: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
+    moved: dict[str, int] = field(default_factory=dict)
     log: list[tuple[float, str]] = field(default_factory=list)
 
     def living(self) -> list[Node]:
         return [node for node in self.children.values() if node.name not in self.dead]
 
-    def members(self) -> dict[str, bool]:
-        return {name: True for name in self.children.keys() - self.strangers}
+    def members(self) -> dict[str, Seat]:
+        present = self.children.keys() - self.strangers
+        return {name: Seat(self.at(name), serves=True) for name in present}
+
+    def at(self, name: str) -> int:
+        """The stage that it serves now."""
+        return self.moved.get(name, self.children[name].stage)
+
+    def stage_in_need(self, coming, gone, rng) -> int:
+        """That with the fewest; by number among equals, so that the trials are the same."""
+        del rng
+        assert gone == self.dead
+        counts = Counter(map(self.at, coming))
+        return min({node.stage for node in self.children.values()}, key=lambda s: (counts[s], s))
 
     def kill(self, node: Node) -> None:
+        node.killed = True
         self.dead.add(node.name)
 
     async def spawn(self, stage: int) -> Node:
@@ -126,6 +143,15 @@ def test_a_node_is_killed_every_so_often_and_another_comes_for_its_stage():
     assert REPLACE_S == 5
     first = killed[0][1]
     assert first == f"killed {first[7:15]} ({first[9:15]}, stage {first[12]})"
+
+
+def test_a_node_that_has_moved_dies_and_is_replaced_where_it_is_now():
+    """By what they were started for stage 0 could spare a node, and stage 1 would get another."""
+    swarm = Twin(two_a_stage(2), moved={"node-0-1": 1})
+    watch_kills(swarm, Kills(6, seed=0), until_s=11.9)
+    (_, killed), (_, started) = swarm.log
+    assert re.fullmatch(r"killed (node-0-1|node-1-.) \(\S{6}, stage 1\)", killed)
+    assert started == "started new-0 (stage 0)"
 
 
 def test_when_no_stage_can_spare_a_node_that_is_told_once():
