@@ -20,6 +20,7 @@ from tests.multiprocess.volunteers import (
     assert_quiet,
     assert_same_losses,
     kill,
+    peer_of,
     reference_of,
     volunteers,
     wait_until_admitted,
@@ -56,15 +57,16 @@ class Nodes:
     def start(self, name: str, *more: object) -> Command:
         return self.here.start("node", "--join", self.here.join, *more, name=name, program=SLOWED)
 
-    def admitted(self, node: Command, stage: int) -> None:
-        self.alive[wait_until_admitted(self.lead, node, stage)[-6:]] = node
-
-    def newcomer(self, name: str) -> int:
-        """One that chooses its stage itself; returns which, once it serves."""
-        node = self.start(name)
-        stage = int(node.wait_until_says("chose stage ").partition("chose stage ")[2][0])
-        self.admitted(node, stage)
-        return stage
+    def start_all(self, stages: list[int]) -> None:
+        """One for each of ``stages``, at the same time; they may have moved when they serve."""
+        names = [f"node-{len(self.alive) + i}" for i in range(len(stages))]
+        started = [
+            self.start(name, "--stage", stage) for name, stage in zip(names, stages, strict=True)
+        ]
+        for node in started:
+            peer = peer_of(node)[-6:]
+            self.lead.wait_until_says(f"{peer} serves stage ")
+            self.alive[peer] = node
 
     def kill(self, peers: list[str]) -> None:
         kill(*(self.alive.pop(peer) for peer in peers))
@@ -118,23 +120,25 @@ def test_two_of_three_die_and_a_peer_of_another_stage_takes_their_place(monkeypa
     with volunteers(stages=STAGES, steps=FOR_EVER, more=PERIODS) as here:
         lead = here.coordinator()
         nodes = Nodes(here, lead)
-        firsts = [nodes.start(f"first-{stage}", "--stage", stage) for stage in range(STAGES)]
-        for stage, node in enumerate(firsts):
-            nodes.admitted(node, stage)
+        nodes.start_all([0, 1, 2])
         wait_for_step(lead, here.out, 1)
-        chosen = [nodes.newcomer(f"chooses-{i}") for i in range(4)]
-        assert [1 + chosen.count(stage) for stage in range(STAGES)] == BEST_OF_SEVEN
+        nodes.start_all([0, 1, 1, 2])
+        nodes.serving(lambda stages: counts(stages) == BEST_OF_SEVEN, f"{BEST_OF_SEVEN} serve")
         nodes.wait_until_all_look(2)
-        assert not MOVES.search(lead.out), "they are where they should be"
+        settled = len(MOVES.findall(lead.out))
+        nodes.wait_until_all_look(1)
+        stages = nodes.status()
+        assert counts(stages) == BEST_OF_SEVEN
+        assert len(MOVES.findall(lead.out)) == settled, "they are where they should be"
 
-        heavy = [r["peer"][-6:] for r in nodes.status()[HEAVY]]
-        before = {peer: nodes.looks(peer) for peer in nodes.alive}
+        heavy = [r["peer"][-6:] for r in stages[HEAVY]]
         nodes.kill(heavy[:2])
-        lead.wait_until(lambda: MOVES.search(lead.out), "somebody moves")
-        ((mover, source, target),) = MOVES.findall(lead.out)
+        before = {peer: nodes.looks(peer) for peer in nodes.alive}
+        lead.wait_until(lambda: MOVES.findall(lead.out)[settled:], "somebody moves")
+        ((mover, source, target),) = MOVES.findall(lead.out)[settled:]
         assert (int(source), int(target)) == (0, HEAVY)
         assert nodes.looks(mover) - before[mover] < 2, "it moves at its second look, or its first"
-        nodes.admitted(nodes.alive[mover], HEAVY)
+        wait_until_admitted(lead, nodes.alive[mover], HEAVY)
         here.wait_until_shared(lead, HEAVY, 2)
 
         def measured(stages: list[list[dict]]) -> bool:
@@ -149,7 +153,7 @@ def test_two_of_three_die_and_a_peer_of_another_stage_takes_their_place(monkeypa
         assert rate >= 0.9 * best
 
         nodes.wait_until_all_look(2)
-        assert len(MOVES.findall(lead.out)) == 1, "nobody else moves"
+        assert len(MOVES.findall(lead.out)) == settled + 1, "nobody else moves"
         lead.signal_group(signal.SIGINT)
         assert lead.wait() == 130
         assert_quiet(lead)
