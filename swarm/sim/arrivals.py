@@ -9,7 +9,7 @@ from swarm.core import rebalancing
 from swarm.sim.balancer import Balancer
 from swarm.sim.members import WATCH_S
 from swarm.sim.paper import paper_choice
-from swarm.sim.world import Machine, Rebalancing, World
+from swarm.sim.world import Machine, Rebalancing
 from swarm.types import FRESH
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Arrivals:
         if stage is None:
             return  # no stage fits: it goes away again
         server = sim.serve(sim.host(machine), stage)
-        sim.meter.here(machine.peer, stage)
+        sim.meter.here(machine.peer)
         if sim.clock.now <= 0 and sim.trainer.mark == FRESH:
             sim.trainer.members.begin_with(server)
             sim.directory.announced(server)
@@ -55,7 +55,7 @@ class Arrivals:
         sim = self._sim
         view, world = sim.directory.view(), sim.world
         if world.rebalancing is Rebalancing.PAPER:
-            fitting = [s for s in range(len(world.stages)) if _fits(world, machine, s)]
+            fitting = [s for s in range(len(world.stages)) if sim.costs.fits(machine, s)]
             waiting = [sum(p.queued for p in peers) for peers in view.members]
             return paper_choice(waiting, fitting) if fitting else None
         try:
@@ -85,8 +85,3 @@ class Arrivals:
             sim.leaving.begin(server, lambda: sim.kill(host))
         else:
             sim.kill(host)
-
-
-def _fits(world: World, machine: Machine, stage: int) -> bool:
-    needed = world.stages[stage].memory_bytes
-    return machine.memory_bytes is None or machine.memory_bytes >= needed

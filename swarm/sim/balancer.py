@@ -115,7 +115,6 @@ class Balancer:
         def settle() -> None:
             moved = sim.serve(server.host, target)
             sim.moving[peer] = number
-            sim.meter.here(peer, target)
             self._arrivals.announce(moved)
 
         wait = bool(sim.trainer.members.ready(target))

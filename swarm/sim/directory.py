@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.core.rebalancing import Need, Serving, Settings, View
-from swarm.sim.rates import service_s
+from swarm.core.rebalancing import Serving, Settings, View
 from swarm.types import PeerId
 
 if TYPE_CHECKING:
@@ -19,12 +18,7 @@ class Directory:
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
-        world = sim.world
-        self.settings = Settings(world.gain)
-        self.needs = [
-            Need((w.forward_tflop + w.backward_tflop) / world.microbatch, w.memory_bytes)
-            for w in world.stages
-        ]
+        self.settings = Settings(sim.world.gain)
         self._records: dict[PeerId, Serving] = {}
         self._waited: dict[PeerId, float] = {}
         self._queued: dict[PeerId, float] = {}
@@ -56,14 +50,14 @@ class Directory:
         self._refreshed = now
 
     def view(self) -> View:
-        return View(self.needs, self._records.values())
+        return View(self._sim.costs.needs, self._records.values())
 
     def record(self, server: Server) -> Serving:
         """What ``server`` says of itself."""
         sim, peer = self._sim, server.host.peer
         machine = sim.machines[peer]
         measured = server.counted > 0
-        rate = sim.world.microbatch / service_s(sim.world, machine, server.stage)
+        rate = sim.world.microbatch * sim.costs.rate(machine, server.stage)
         return Serving(
             peer,
             server.stage,
@@ -75,4 +69,6 @@ class Directory:
 
     def truth(self) -> View:
         """What the trainer knows itself: who serves now, and how fast."""
-        return View(self.needs, [self.record(server) for server in self._sim.serving.values()])
+        return View(
+            self._sim.costs.needs, [self.record(server) for server in self._sim.serving.values()]
+        )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from swarm.core.flight import Flight
 from swarm.core.journey import Phase
-from swarm.core.rebalancing import Need, Serving, View, best_assignment
 from swarm.core.step import Decision
-from swarm.sim.rates import service_s
+from swarm.sim.optimum import Optimum
 from swarm.sim.world import Moved, Outcome, Sample
 from swarm.types import PeerId
 
@@ -23,16 +22,12 @@ class Meter:
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
-        world = sim.world
-        self.outcome = Outcome(world, "microbatch")
-        self.needs = [Need(w.forward_tflop + w.backward_tflop) for w in world.stages]
-        self._alive: dict[PeerId, int] = {}
-        self._optimum: float | None = None
-        self._optimum_since = 0.0
-        self._best = 0.0
+        self.outcome = Outcome(sim.world, "microbatch")
+        self._optimum = Optimum(sim.costs)
+        self._since = self._best = 0.0
         self._sampled_at = 0.0
         self._sampled = 0.0
-        self._again = 0
+        self._sampled_resent = 0
         self._flight: Flight | None = None
         self._seen = bytearray()
         self._count = 0
@@ -78,33 +73,22 @@ class Meter:
 
     # -- who is there -------------------------------------------------------------------------
 
-    def here(self, peer: PeerId, stage: int) -> None:
-        """It is there, and serves ``stage``, or is about to."""
+    def here(self, peer: PeerId) -> None:
+        """It is there from now on."""
         self._pass_time()
-        self._alive[peer] = stage
+        self._optimum.add(self._sim.machines[peer])
 
     def left(self, peer: PeerId) -> None:
         self._pass_time()
-        self._alive.pop(peer, None)
+        self._optimum.remove(self._sim.machines[peer])
 
     def _pass_time(self) -> None:
         """The optimum up to now is that of who was there up to now."""
         now = self._sim.clock.now
-        if now > self._optimum_since:
-            if self._optimum is None:
-                self._optimum = self._best_assignment()
-            self._best += self._optimum * (now - self._optimum_since)
-            self._optimum_since = now
-        self._optimum = None
-
-    def _best_assignment(self) -> float:
-        world, machines = self._sim.world, self._sim.machines
-        serving = [
-            Serving(peer, stage, world.microbatch / service_s(world, machines[peer], stage))
-            for peer, stage in self._alive.items()
-        ]
-        needs = [Need(need.cost / world.microbatch) for need in self.needs]
-        return best_assignment(View(needs, serving)) if serving else 0.0
+        if now > self._since:
+            best = self._optimum.in_steps * self._sim.world.microbatch
+            self._best += best * (now - self._since)
+            self._since = now
 
     # -- samples ------------------------------------------------------------------------------
 
@@ -115,21 +99,25 @@ class Meter:
         length = now - self._sampled_at
         done = self.outcome.done - self._sampled
         peers = tuple(len(trainer.members.ready(stage)) for stage in range(trainer.stages))
-        again = self.outcome.resent + (trainer.work.flight.resent if trainer.work else 0)
+        resent = self._resent() - self._sampled_resent
         if length > 0:
             self.outcome.samples.append(
-                Sample(now, done / length, self._best / length, peers, again - self._again)
+                Sample(now, done / length, self._best / length, peers, resent)
             )
-            self._again = again
+            self._sampled_resent += resent
         self._best, self._sampled, self._sampled_at = 0.0, self.outcome.done, now
+
+    def _resent(self) -> int:
+        """Up to now."""
+        flight = self._flight
+        return self.outcome.resent + (0 if flight is None else flight.resent)
 
     def finish(self) -> Outcome:
         """The clock has stopped."""
         sim, outcome = self._sim, self.outcome
         if sim.clock.now > self._sampled_at:
             self.sample()
-        if sim.trainer.work is not None:
-            outcome.resent += sim.trainer.work.flight.resent
+        outcome.resent = self._resent()
         outcome.sent_bytes = {peer: host.sent for peer, host in sim.hosts.items()}
         outcome.received_bytes = {peer: host.received for peer, host in sim.hosts.items()}
         outcome.decisions = sim.log or []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from swarm.core.backoff import Backoff
 from swarm.core.wiring import Wiring
 from swarm.sim.clock import Clock
+from swarm.sim.costs import Costs
 from swarm.sim.direct import Direct
 from swarm.sim.directory import Directory
 from swarm.sim.joins import Joins
@@ -44,6 +45,7 @@ class Simulation:
         self.clock = Clock()
         self.rng = random.Random(world.seed)
         self.delays = Delays(world.latency)
+        self.costs = Costs(world)
         self.machines: dict[PeerId, Machine] = {m.peer: m for m in world.machines}
         self.hosts: dict[PeerId, Host] = {}
         self.servers: dict[Replica, Server] = {}
@@ -88,8 +90,7 @@ class Simulation:
         world = self.world
         if world.attempt_s or not world.machines:
             return world.attempt_s or ATTEMPT_S
-        tflop = sum(work.forward_tflop + work.backward_tflop for work in world.stages)
-        return max(ATTEMPT_S, tflop / median(m.tflops for m in world.machines))
+        return max(ATTEMPT_S, sum(self.costs.work) / median(m.tflops for m in world.machines))
 
     def launch_pause_s(self, tries: int) -> float:
         """How long a microbatch waits before its try number ``tries``."""

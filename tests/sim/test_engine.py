@@ -55,8 +55,9 @@ def test_machines_of_twice_the_speed_do_twice_as_much():
 def test_more_replicas_of_every_stage_do_more_up_to_the_optimum():
     found = world(machines=machines([3, 3, 3]), microbatches=128, duration_s=80.0)
     outcome = simulate(found)
-    assert outcome.samples[5].optimum == pytest.approx(10.0)
-    assert 0.85 < outcome.share_of_optimum <= 1.0
+    # Each stage does 10 a second; a step that has to fill the pipeline does a little less.
+    assert 9.0 < outcome.samples[5].optimum < 10.0
+    assert 0.9 < outcome.share_of_optimum < 1.02
 
 
 def test_a_machine_of_twice_the_speed_is_given_twice_as_much():
