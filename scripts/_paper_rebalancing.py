@@ -29,7 +29,8 @@ STAGE_PARAMETERS = 12 * 4096**2
 """Of blocks that share their weights."""
 STATE_BYTES = 12 * STAGE_PARAMETERS
 """Weights and two moments, 32 bits each."""
-MICROBATCHES = 4096
+MICROBATCHES = 1024
+"""A step: some nine for each peer, as in the paper's large run."""
 
 PAPER = {
     "none": (0.827, 0.990, 0.454),
@@ -71,11 +72,14 @@ BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    """``killed``: who is preempted has no time to hand over what it counted in the step."""
+
     trace: Trace
     policy: Policy
     peers: int
     hours: float
     seed: int
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,10 @@ class Kept:
     last_hour: float
     moves: int
     curve: Curve
+
+
+Results = dict[tuple[str, str, bool], list[Kept]]
+"""By trace, policy, and whether who is preempted is killed; one for each seed."""
 
 
 def world_of(task: Task) -> World:
@@ -108,6 +116,7 @@ def world_of(task: Task) -> World:
             down_bytes_per_s=LINK,
             arrives_s=span.arrives_s,
             leaves_s=span.leaves_s,
+            drains=not task.killed,
             stage=rng.randrange(STAGES) if task.policy.by_lot and span.arrives_s else None,
         )
         for n, span in enumerate(replay(task.trace, task.peers, rng, until_s=duration_s))
@@ -130,14 +139,20 @@ def measure(task: Task) -> Kept:
 def kept(outcome: Outcome) -> Kept:
     samples = outcome.samples
     end = samples[-1].at_s
-    hours = [s.at_s / HOUR_S for s in samples[::10] if s.optimum]
     return Kept(
         overall=share(samples),
         first_hour=share([s for s in samples if s.at_s <= HOUR_S]),
         last_hour=share([s for s in samples if s.at_s > end - HOUR_S]),
         moves=len(outcome.moves),
-        curve=(hours, [s.throughput / s.optimum for s in samples[::10] if s.optimum]),
+        curve=curve_of(samples),
     )
+
+
+def curve_of(samples: Sequence[Sample], together: int = 10) -> Curve:
+    """Hours, and the share over ``together`` samples each; where nobody was there, nothing."""
+    groups = [samples[i : i + together] for i in range(0, len(samples), together)]
+    drawn = [group for group in groups if any(s.optimum for s in group)]
+    return [group[-1].at_s / HOUR_S for group in drawn], [share(group) for group in drawn]
 
 
 def share(samples: Sequence[Sample]) -> float:
@@ -181,46 +196,54 @@ def rebalancing(
 ) -> list[Table]:
     traces = traces_in(folder)
     tasks = [
-        Task(trace, policy, peers, hours, seed)
+        Task(trace, policy, peers, hours, seed, killed)
         for trace in traces
+        for killed in ((False, True) if trace is traces[0] else (False,))
         for policy in POLICIES
         for seed in range(seeds)
     ]
     found = run_all("rebalancing", tasks, measure, workers=workers, console=console)
-    results: dict[tuple[str, str], list[Kept]] = {}
+    results: Results = {}
     for task, result in zip(tasks, found, strict=True):
-        results.setdefault((task.trace.name, task.policy.name), []).append(result)
-    tables = [_table(trace, results, peers, hours) for trace in traces]
-    if pictures is not None:
-        for number, (table, trace) in enumerate(zip(tables, traces, strict=True)):
-            table.pictures.append(_picture(pictures, number, trace, results))
-    tables[0].notes += _notes(peers, seeds)
-    return tables
-
-
-def _table(
-    trace: Trace, results: dict[tuple[str, str], list[Kept]], peers: int, hours: float
-) -> Table:
-    played = min(trace.end_s / HOUR_S, hours)
+        key = (task.trace.name, task.policy.name, task.killed)
+        results.setdefault(key, []).append(result)
     table = Table(
-        f"2. Rebalancing: share of the best assignment's throughput; {trace.name}, {played:.0f} h",
-        ("who moves", "overall", "first hour", "last hour", "moves", "paper (its own log)"),
+        "2. Rebalancing: share of the best assignment's throughput",
+        ("who moves", "overall", "first hour", "last hour", "moves", "if killed", "the paper's"),
+        notes=_notes(peers, seeds),
     )
+    for number, trace in enumerate(traces):
+        _add_rows(table, trace, results, hours)
+        if pictures is not None:
+            table.pictures.append(_picture(pictures, number, trace, results))
+    return [table]
+
+
+def _add_rows(table: Table, trace: Trace, results: Results, hours: float) -> None:
+    played = min(trace.end_s / HOUR_S, hours)
+    first = not table.rows
+    name = trace.name if len(trace.name) <= 36 else f"{trace.name[:35]}…"
+    table.rows.append((f"{name}, {played:.0f} h", *[""] * 6))
+    figures: dict[str, Any] = {"hours": played}
     for policy in POLICIES:
-        runs = results[trace.name, policy.name]
+        runs = results[trace.name, policy.name, False]
+        killed = results.get((trace.name, policy.name, True))
         row: dict[str, Any] = {
             "overall": fmean(r.overall for r in runs),
             "first_hour": fmean(r.first_hour for r in runs),
             "last_hour": fmean(r.last_hour for r in runs),
             "moves": fmean(r.moves for r in runs),
+            "overall_if_killed": fmean(r.overall for r in killed) if killed else None,
         }
-        quoted = PAPER.get(BESIDE.get(policy.name, ""))
-        beside = " / ".join(f"{100 * share:.1f}" for share in quoted) + " %" if quoted else ""
-        shares = [percent(row[k]) for k in ("overall", "first_hour", "last_hour")]
-        table.rows.append((policy.name, *shares, f"{row['moves']:.0f}", beside))
-        table.figures[policy.name] = {**row, "paper": quoted}
-    table.figures["trace"] = {"name": trace.name, "hours": played, "peers": peers}
-    return table
+        quoted = PAPER.get(BESIDE.get(policy.name, "")) if first else None
+        cells = [percent(row[k]) for k in ("overall", "first_hour", "last_hour")]
+        cells.append(f"{row['moves']:.0f}")
+        cells.append(percent(row["overall_if_killed"]) if killed else "")
+        cells.append(" / ".join(f"{100 * part:.1f}" for part in quoted) if quoted else "")
+        table.rows.append((f"  {policy.name}", *cells))
+        figures[policy.name] = {**row, "paper": quoted}
+    table.rows.append(("",) * len(table.columns))
+    table.figures[trace.name] = figures
 
 
 def _notes(peers: int, seeds: int) -> list[str]:
@@ -230,15 +253,17 @@ def _notes(peers: int, seeds: int) -> list[str]:
         f"{STAGES} stages of 16 shared blocks; T4 peers of {T4_TFLOPS:.0f} TFLOP/s; each move "
         f"costs the download of {STATE_BYTES / 1e9:.1f} GB at 200 Mb/s.",
         "Newcomers go to the stage that their rule names, but for the first row.",
-        "The paper's figures, overall / first hour / last hour, are for a 32 h log of its own.",
+        "As in the paper, who is preempted hands over what it did in the step; if killed: what it "
+        "did is lost, and done again.",
+        "The paper's figures, overall / first hour / last hour in %, are for a 32 h log of its "
+        "own.",
     ]
 
 
-def _picture(
-    folder: Path, number: int, trace: Trace, results: dict[tuple[str, str], list[Kept]]
-) -> Path:
+def _picture(folder: Path, number: int, trace: Trace, results: Results) -> Path:
     shown = ("none, newcomers by lot", "paper's rule, 60 s", "ours, 60 s")
-    panels = {name: {"seed 0": results[trace.name, name][0].curve} for name in shown}
+    curves = {name: results[trace.name, name, False][0].curve for name in shown}
     path = folder / f"rebalancing-{number + 1}.png"
-    draw(path, trace.name, panels, x="hours", y="share of the best assignment", top=1.05)
+    y = "share of the best assignment"
+    draw(path, "Rebalancing (seed 0)", {trace.name: curves}, x="hours", y=y, top=1.05)
     return path

@@ -29,6 +29,8 @@ from swarm.errors import SwarmError
 
 TRACES = ROOT.parent / "shared" / "data" / "traces"
 PEERS = 120
+PLAIN_WIDTH = 120
+"""Of what goes to a file or a pipe."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -105,6 +107,8 @@ def main() -> None:
     if flags.pictures is not None:
         flags.pictures.mkdir(parents=True, exist_ok=True)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     figures: dict[str, Any] = {"command": " ".join(sys.argv)}
     began = time.monotonic()
     try:

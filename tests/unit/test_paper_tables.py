@@ -101,6 +101,12 @@ def test_share_where_nobody_is_there_is_whole():
     assert rebalancing.share([Sample(60.0, 0.0, 0.0, ())]) == 1.0
 
 
+def test_a_curve_takes_samples_together_and_leaves_out_where_nobody_is_there():
+    rows = [(4.0, 10.0), (8.0, 10.0), (0.0, 0.0), (0.0, 0.0), (5.0, 10.0)]
+    samples = [Sample(3600.0 * n, done, best, (1,)) for n, (done, best) in enumerate(rows, 1)]
+    assert rebalancing.curve_of(samples, 2) == ([2.0, 5.0], [0.6, 0.5])
+
+
 def test_made_up_trace_is_the_same_each_time_and_within_bounds():
     one, other, third = (rebalancing.made_up(seed) for seed in (1, 1, 2))
     assert one == other
