@@ -29,12 +29,11 @@ class Worker:
     received: float = 0.0
 
 
-class _Books:
+class _Books(Stage):
     """One stage: who serves, and sums over time of what each did for each unit of its rate."""
 
     def __init__(self) -> None:
-        self.rate = 0.0
-        self.count = 0
+        super().__init__()
         self.links = Smallest()
         self.regions: Counter[str] = Counter()
         self.worked = 0.0
@@ -74,6 +73,7 @@ class Flow:
         books.rate += rate
         books.count += 1
         books.links.add(link_of(machine))
+        books.link = books.links.value
         books.regions[machine.region] += 1
         self._rate = None
         worker = Worker(machine, stage, rate, books.worked, books.sent, books.received)
@@ -88,6 +88,7 @@ class Flow:
         books.count -= 1
         books.rate = books.rate - worker.rate if books.count else 0.0
         books.links.discard(link_of(worker.machine))
+        books.link = books.links.value
         books.regions[worker.machine.region] -= 1
         self._rate = None
 
@@ -107,7 +108,7 @@ class Flow:
     @property
     def peers(self) -> tuple[int, ...]:
         """Replicas of each stage."""
-        return tuple(books.count for books in self._books)
+        return tuple(round(books.count) for books in self._books)
 
     @property
     def rates(self) -> list[float]:
@@ -117,7 +118,7 @@ class Flow:
     @property
     def window(self) -> int:
         """Microbatches in flight."""
-        return self._pace.window(self._stages())
+        return self._pace.window(self._books)
 
     @property
     def waiting(self) -> float:
@@ -130,7 +131,7 @@ class Flow:
     def rate(self) -> float:
         """Microbatches per second over whole steps, as long as nothing changes."""
         if self._rate is None:
-            self._rate = self._pace.effective(self._stages(), *self._delays())
+            self._rate = self._pace.effective(self._books, *self._delays())
         return self._rate
 
     def advance(self, now: float) -> None:
@@ -227,10 +228,7 @@ class Flow:
 
     def link_of(self, stage: int) -> float:
         """The slowest link of ``stage``, in bytes per second."""
-        return self._books[stage].links.value
-
-    def _stages(self) -> list[Stage]:
-        return [Stage(b.count, b.rate, b.links.value) for b in self._books]
+        return self._books[stage].link
 
     def _delays(self) -> tuple[float, float]:
         regions = [books.regions for books in self._books]

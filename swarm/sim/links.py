@@ -39,8 +39,6 @@ def mean_delay(latency: Latency, some: Mapping[str, int], others: Mapping[str, i
     pairs = sum(some.values()) * sum(others.values())
     if not pairs:
         return 0.0
-    if not latency.between:
-        return latency.default_s
     total = sum(
         a * b * latency.one_way_s(here, there)
         for here, a in some.items()
@@ -54,6 +52,8 @@ def delays(
     latency: Latency, stages: Sequence[Mapping[str, int]], trainer: str
 ) -> tuple[float, float]:
     """Mean one-way delays in seconds: from one stage to the next, and between trainer and peers."""
+    if not latency.between:
+        return latency.default_s, latency.default_s
     hops = [mean_delay(latency, first, second) for first, second in pairwise(stages)]
     trips = [mean_delay(latency, stage, {trainer: 1}) for stage in stages]
     return sum(hops) / max(1, len(hops)), sum(trips) / max(1, len(trips))

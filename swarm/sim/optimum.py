@@ -11,8 +11,8 @@ from swarm.sim.links import Smallest, delays
 from swarm.sim.pace import Pace, Stage
 from swarm.sim.world import Machine
 
-Kind = tuple[float, ...]
-"""What a machine does at each stage, in microbatches per second."""
+Kind = tuple[float, float, float]
+"""Speed and link of a machine."""
 
 
 class Optimum:
@@ -43,13 +43,17 @@ class Optimum:
         self._links.discard(link_of(machine))
 
     def _change(self, machine: Machine, sign: int) -> None:
-        kind = tuple(self._costs.rate(machine, s) for s in self._stages)
+        kind = (machine.tflops, machine.up_bytes_per_s, machine.down_bytes_per_s)
         self._kinds[kind] += sign
         self._peers += sign
         self._regions[machine.region] += sign
-        self._shared += sign * _shared_out(kind)
+        self._shared += sign * self._alone(machine)
         if not self._kinds[kind]:
             del self._kinds[kind]
+
+    def _alone(self, machine: Machine) -> float:
+        """What one machine would do alone, its time divided so that no stage is behind."""
+        return 1 / sum([1 / self._costs.rate(machine, s) for s in self._stages])
 
     @property
     def steady(self) -> float:
@@ -57,7 +61,10 @@ class Optimum:
         if self._peers < len(self._stages):
             return 0.0
         if len(self._kinds) == 1:
-            return of_equals(self._peers, next(iter(self._kinds)))
+            tflops, up, down = next(iter(self._kinds))
+            any_of_them = Machine("", tflops, up_bytes_per_s=up, down_bytes_per_s=down)
+            rates = [self._costs.rate(any_of_them, s) for s in self._stages]
+            return of_equals(self._peers, rates)
         return self._shared
 
     @property
@@ -71,11 +78,6 @@ class Optimum:
         even = Stage(self._peers / len(self._stages), steady, self._links.value)
         waits = delays(world.latency, [self._regions] * len(self._stages), world.trainer_region)
         return self._pace.effective([even] * len(self._stages), *waits)
-
-
-def _shared_out(kind: Kind) -> float:
-    """What one machine would do alone, its time divided so that no stage is behind."""
-    return 1 / sum(1 / rate for rate in kind)
 
 
 def of_equals(peers: int, rates: Sequence[float]) -> float:

@@ -29,13 +29,13 @@ CLOSING_TRIPS = 6
 (with the vote), decision and its answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stage:
     """The replicas that serve a stage: how many, what they do together in microbatches per
     second, and the slowest of their links in bytes per second."""
 
-    count: float
-    rate: float
+    count: float = 0
+    rate: float = 0.0
     link: float = inf
 
 
@@ -46,55 +46,48 @@ class Pace:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._world = costs.world
+        self._vectors = [stage.vector_bytes for stage in costs.world.stages]
 
     def steady(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
         """X: microbatches per second while the pipeline is full."""
-        slowest = min((stage.rate for stage in stages), default=0.0)
+        slowest = min([stage.rate for stage in stages])
         if slowest <= 0:
             return 0.0
-        window = self.window(stages)
         way_s = self._way_s(stages, hop_s, trainer_s)
-        return min(slowest, self._costs.most, window / way_s if way_s else inf)
+        return min(slowest, self._costs.most, self.window(stages) / way_s if way_s else inf)
 
     def effective(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
-        """Microbatches per second over whole steps."""
+        """Microbatches per second over whole steps; 0 if a stage has nobody."""
         steady = self.steady(stages, hop_s, trainer_s)
         if not steady:
             return 0.0
-        return self._world.microbatches / self.step_s(stages, hop_s, trainer_s)
-
-    def step_s(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
-        """How long a step takes from its first launch to that of the next. Every stage must have
-        somebody."""
-        steady = self.steady(stages, hop_s, trainer_s)
         slowest = min(stages, key=lambda stage: stage.rate)
         fill_s = self._way_s(stages, hop_s, trainer_s) - slowest.count / slowest.rate
         rounding_s = (slowest.count - 1) / 2 / slowest.rate
         closing_s = self.averaging_s(stages) + CLOSING_TRIPS * trainer_s
-        return self._world.microbatches / steady + fill_s + rounding_s + closing_s
+        microbatches = self._world.microbatches
+        return microbatches / (microbatches / steady + fill_s + rounding_s + closing_s)
 
     def averaging_s(self, stages: Sequence[Stage]) -> float:
         """How long the slowest stage takes to sum its gradients."""
         return max(
-            self.averaged_bytes(s, stage.count) / stage.link for s, stage in enumerate(stages)
+            [self.averaged_bytes(s, stage.count) / stage.link for s, stage in enumerate(stages)]
         )
 
     def averaged_bytes(self, stage: int, count: float) -> float:
         """What each of ``count`` replicas sends, and receives, in a step."""
-        vector = self._world.stages[stage].vector_bytes
-        return 2 * (count - 1) / count * vector if count > 1 else 0.0
+        return 2 * (count - 1) / count * self._vectors[stage] if count > 1 else 0.0
 
     def window(self, stages: Sequence[Stage]) -> int:
         """Microbatches in flight; as the trainer sizes it: twice as many as there are replicas."""
         if self._world.window:
             return self._world.window
-        replicas = round(sum(stage.count for stage in stages))
-        size = max(2 * len(stages), 2 * replicas)
-        return min(size, self._world.microbatches)
+        replicas = round(sum([stage.count for stage in stages]))
+        return min(2 * max(len(stages), replicas), self._world.microbatches)
 
     def _way_s(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
         """One microbatch there and back, if it never waits."""
-        served = sum(stage.count / stage.rate for stage in stages)
+        served = sum([stage.count / stage.rate for stage in stages])
         if self._world.relayed:
             return served + 4 * len(stages) * trainer_s
         return served + 2 * (len(stages) - 1) * hop_s + 2 * trainer_s
