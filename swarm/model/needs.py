@@ -24,13 +24,15 @@ def stage_needs(manifest: Manifest, spec: ModelSpec) -> tuple[Need, ...]:
     """
     needs = []
     for stage, layers in enumerate(stage_layers(manifest, spec)):
-        values = sum(_values(manifest, spec, index) for index in layers)
+        sizes = [_values(manifest, spec, index) for index in layers]
+        trained, frozen = (sum(column) for column in zip(*sizes, strict=True))
         inputs = spec.input if stage == 0 else spec.layers[layers[0] - 1].output
         held = manifest.limits.contexts + manifest.limits.queue
         needs.append(
             Need(
                 cost=max(_LEAST_COST, sum(spec.layers[index].cost for index in layers)),
-                memory_bytes=values * bytes_per_value(manifest)
+                memory_bytes=trained * bytes_per_value(manifest)
+                + 4 * frozen
                 + held * inputs.nbytes(manifest.batch.microbatch),
             )
         )
@@ -48,12 +50,22 @@ def bytes_per_value(manifest: Manifest) -> int:
     return 4 * (2 + state) + sums
 
 
-def _values(manifest: Manifest, spec: ModelSpec, index: int) -> int:
-    """How many trainable numbers a layer has, without making them where torch allows that."""
+def _values(manifest: Manifest, spec: ModelSpec, index: int) -> tuple[int, int]:
+    """How many trained and how many frozen numbers a layer has of its own.
+
+    Does not make them where torch allows that.
+    """
     try:
         with torch.device("meta"):
             module = spec.layers[index].build()
     except (RuntimeError, TypeError, ValueError, AttributeError):
         # The user's code may need real tensors.
         module = build_layer(manifest, spec, index)
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+    tied = {tie.name for tie in spec.layers[index].ties}
+    trained = frozen = 0
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name not in tied:
+            trained += parameter.numel()
+        elif not parameter.requires_grad:
+            frozen += parameter.numel()
+    return trained, frozen

@@ -17,6 +17,7 @@ from dht.records import (
     decode,
     decode_all,
     encode,
+    newest,
     runs_key,
     stage_key,
     trainers_key,
@@ -72,6 +73,21 @@ def refusal(value: bytes, key: str = PEER.key, subkey: str = KEY.peer_id) -> str
 @pytest.mark.parametrize("record", [RUN, PEER, TRAINER, peer_record(mark=FRESH)])
 def test_a_record_survives_the_round_trip(record):
     assert decode(encode(record, KEY), key=record.key, subkey=record.peer) == record
+
+
+def test_the_newest_record_of_a_peer_counts_in_whatever_order_they_come():
+    old, new = peer_record(stage=2, sequence=7), peer_record(stage=0, sequence=8)
+    other = Identity.generate()
+    another = peer_record(peer=other.peer_id, sequence=1)
+    expected = {KEY.peer_id: new, other.peer_id: another}
+    assert newest([old, another, new]) == expected
+    assert newest([new, another, old]) == expected
+    assert newest([]) == {}
+
+
+def test_of_two_records_of_one_sequence_the_one_that_comes_last_counts():
+    first, second = peer_record(stage=0), peer_record(stage=1)
+    assert newest([first, second]) == {KEY.peer_id: second}
 
 
 def test_keys_tell_runs_stages_and_trainers_apart():
