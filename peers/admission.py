@@ -62,6 +62,7 @@ class Admissions:
             for dead in trainer.roster.announced(replica, record.stage, now, record.sequence):
                 self.gone(dead, "restarted")
         self._forget_strangers()
+        trainer.moves.tidy()
         trainer.wake()
 
     def _forget_strangers(self) -> None:
@@ -71,6 +72,7 @@ class Admissions:
         peers = {replica.peer for replica in known}
         trainer.heard = {r: heard for r, heard in trainer.heard.items() if r in known}
         trainer.addresses = {p: at for p, at in trainer.addresses.items() if p in peers}
+        trainer.moves.forget_all_but(peers)
 
     def gone(self, replica: Replica, reason: str) -> None:
         """``replica`` will not be heard of again."""
@@ -109,7 +111,8 @@ class Admissions:
         if not isinstance(answer, msg.Status):
             raise BadInput(f"answered {answer.kind} to a question")
         if answer.boot != replica.boot:
-            raise BadInput("has restarted")
+            self.gone(replica, "restarted")
+            return
         await self._answered(replica, answer)
 
     def ready(self, replica: Replica, mark: Mark) -> None:

@@ -111,8 +111,11 @@ class Inbox:
         trainer = self._trainer
         member = trainer.roster.get(replica)
         assert member is not None
-        before, to_stage = member.leaving, message.to_stage
-        reason = trainer.moves.refusal(member, to_stage, done=message.done)
+        to_stage = message.to_stage
+        before = member.leaving and not trainer.moves.is_on_its_way(replica.peer)
+        reason = trainer.moves.refusal(member, to_stage)
+        if reason and message.done:
+            return msg.Refused(reason=reason)  # this trainer does not know that it was let go
         reason = reason or trainer.roster.leave(replica, *trainer.marks, done=message.done)
         if reason:
             if not message.done:

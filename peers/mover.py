@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from math import inf
 
 import anyio
 
@@ -23,14 +24,14 @@ JITTER = 0.1
 """Share of the period by which looks differ, so that not all nodes look at the same moment."""
 
 REST_PERIODS = 2
-"""For so many periods after its arrival a replica stays, whatever it finds."""
+"""For so many periods after its arrival a replica stays, unless a stage has nobody."""
 
 
 class Mover:
     """Looks once a period whether this node should move, and asks the trainer if so.
 
     Args:
-        own: what the directory says of this node, as it should be now.
+        needs: what each stage takes. me: this node.
         say: called with a line for people.
     """
 
@@ -57,17 +58,21 @@ class Mover:
             if server.draining or server.orders.joiner is not None:
                 serving_since = None
                 continue
-            now = anyio.current_time()
             if server.mark is None:
                 serving_since = None  # it waits for a trainer, and rests from nothing
             elif serving_since is None:
-                serving_since = now
-            rest_s = REST_PERIODS * self._manifest.rebalancing.period_s
-            if serving_since is not None and now < serving_since + rest_s and self._began(server):
-                continue
+                serving_since = anyio.current_time()
             move = await self._find()
-            if move is not None and await self._ask(server, move):
+            if move is None or (self._rests(server, serving_since) and move.gain < inf):
+                continue
+            if await self._ask(server, move):
                 return move
+
+    def _rests(self, server: ReplicaServer, since: float | None) -> bool:
+        """It has not served for long; but a stage that has nobody holds up all."""
+        rest_s = REST_PERIODS * self._manifest.rebalancing.period_s
+        resting = since is not None and anyio.current_time() < since + rest_s
+        return resting and self._began(server)
 
     def _began(self, server: ReplicaServer) -> bool:
         """The run has made a step: before that there is nothing to rest from."""
@@ -102,7 +107,8 @@ class Mover:
             return False
         wish = msg.Leave(run=self._manifest.run_id, boot=server.host.me.boot, to_stage=move.stage)
         try:
-            answer = (await server.host.caller.call(trainer, wish)).message
+            # Insisting: whoever was let go, and has not heard it, gets no more work.
+            answer = await server.host.caller.insist(trainer, wish)
         except SwarmError as error:
             log.debug("the trainer cannot be asked: %s", error)
             return False

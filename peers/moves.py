@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
 
 from peers.balance import settings_of
-from swarm.core.rebalancing import Grants, Need, Serving, View
+from swarm.core.grants import Grants
+from swarm.core.rebalancing import Need, Serving, View
 from swarm.core.roster import Member, State
-from swarm.types import PeerId
+from swarm.types import Mark, PeerId, Replica
 
 if TYPE_CHECKING:
     from dht.records import PeerRecord
@@ -18,6 +21,23 @@ if TYPE_CHECKING:
 
 COUNTS = (State.READY, State.JOINING, State.ANNOUNCED, State.BEHIND)
 """Who serves its stage, or is on the way there."""
+
+
+IN_VAIN = 3
+"""Questions without an answer after which an announcement is no longer believed."""
+
+
+@dataclass(slots=True)
+class _Move:
+    """``replica`` was let go at ``mark``; ``until`` is when the move no longer holds up others.
+
+    ``why``: in plain words, until that has been told.
+    """
+
+    replica: Replica
+    mark: Mark
+    until: float
+    why: str
 
 
 class Moves:
@@ -31,11 +51,12 @@ class Moves:
         self._trainer = trainer
         self.needs: Sequence[Need] = [Need(1.0)] * trainer.stages
         periods = trainer.manifest.periods
-        self._grants = Grants(
-            settings_of(trainer.manifest), limit_s=periods.drain_s + periods.patience_s
-        )
+        self._limit_s = periods.drain_s + periods.patience_s
+        # How long a move may take depends on the step under way, so that is looked after here.
+        self._grants = Grants(settings_of(trainer.manifest), limit_s=inf)
         self._records: dict[PeerId, PeerRecord] = {}
-        self._why: dict[PeerId, str] = {}
+        self._moves: dict[PeerId, _Move] = {}
+        self._rests: dict[PeerId, float] = {}
 
     def seen(self, record: PeerRecord) -> None:
         """An announcement, as it is in the directory now."""
@@ -43,15 +64,17 @@ class Moves:
         if before is None or before.sequence <= record.sequence:
             self._records[record.peer] = record
 
+    def forget_all_but(self, known: Iterable[PeerId]) -> None:
+        """What others have announced is of no use any more."""
+        kept = set(known)
+        self._records = {p: r for p, r in self._records.items() if p in kept}
+
     def view(self) -> View:
         """The swarm as this trainer knows it."""
         trainer = self._trainer
-        members = trainer.roster.all()
-        known = {member.replica.peer for member in members}
-        self._records = {p: r for p, r in self._records.items() if p in known}
         loads = [load for stage in range(trainer.stages) for load in trainer.wiring.loads(stage)]
         took = {load.replica: load.service_s for load in loads if load.service_s}
-        counted = [m for m in members if m.state in COUNTS and not m.leaving]
+        counted = [m for m in trainer.roster.all() if _counts(m) and not m.leaving]
         return View(self.needs, [self._serving(m, took.get(m.replica)) for m in counted])
 
     def _serving(self, member: Member, service_s: float | None) -> Serving:
@@ -71,21 +94,23 @@ class Moves:
             settled=member.state is State.READY and member.mark in trainer.marks,
         )
 
-    def refusal(self, member: Member, to_stage: int | None, *, done: bool) -> str:
+    def refusal(self, member: Member, to_stage: int | None) -> str:
         """Why ``member`` must not move there; empty: it may, or it does not want to move."""
         peer, now = member.replica.peer, anyio.current_time()
         if to_stage is None:
             self.ended(peer)
             return ""
-        if done:
-            return ""
-        self._arrived()
+        self.tidy()
         if not self._trainer.manifest.rebalancing.enabled:
             return "moves are switched off in this run's manifest"
+        if peer in self._rests:
+            return f"its last move came to nothing; not again for {self._rests[peer] - now:.0f} s"
         view = self.view()
         reason = self._grants.ask(view, peer, to_stage, now)
-        if not reason and peer not in self._why:
-            self._why[peer] = self._reason(view, member.stage, to_stage)
+        if not reason and peer not in self._moves:
+            why = self._reason(view, member.stage, to_stage)
+            mark = self._trainer.mark
+            self._moves[peer] = _Move(member.replica, mark, now + self._limit_s, why)
         return reason
 
     def _reason(self, view: View, source: int, target: int) -> str:
@@ -96,24 +121,43 @@ class Moves:
         return f"stage {target} has {there} replicas, stage {source} {here}"
 
     def ended(self, peer: PeerId) -> None:
-        """It does not move after all."""
+        """It has arrived, or does not move after all; then it gets work where it is."""
         self._grants.ended(peer)
-        self._why.pop(peer, None)
+        move = self._moves.pop(peer, None)
+        if move is not None:
+            self._trainer.roster.stays(move.replica)
 
-    def _arrived(self) -> None:
-        """Who serves where it was to go is on its way no longer."""
-        serving = {
-            (m.replica.peer, m.stage)
-            for m in self._trainer.roster.all()
-            if m.state is State.READY and not m.leaving
-        }
+    def tidy(self) -> None:
+        """End what is over: moves of those who have arrived, are gone, or take too long.
+
+        A reply may be lost: who was let go and does not know it must not wait for work for ever.
+        """
+        now = anyio.current_time()
+        self._rests = {peer: until for peer, until in self._rests.items() if until > now}
         for peer, stage in self._grants.under_way.items():
-            if (peer, stage) in serving:
+            move = self._moves[peer]
+            if self._trainer.mark == move.mark:
+                move.until = now + self._limit_s  # the step has to be finished first
+            if now >= move.until:
+                self._rests[peer] = now + self._limit_s
+            if now >= move.until or self._is_over(move, stage):
                 self.ended(peer)
+
+    def _is_over(self, move: _Move, to_stage: int) -> bool:
+        """It serves where it wanted to go, or has fallen silent or begun anew elsewhere."""
+        for member in self._trainer.roster.all():
+            if member.replica == move.replica:
+                if member.state is State.REMOVED:
+                    return True
+            elif member.replica.peer == move.replica.peer and (
+                member.stage != to_stage or (member.state is State.READY and not member.leaving)
+            ):
+                return True
+        return False
 
     def is_on_its_way(self, peer: PeerId) -> bool:
         """It goes on purpose, as has been said."""
-        return peer in self._grants.under_way
+        return peer in self._moves
 
     def may_wait(self, to_stage: int) -> bool:
         """Whether the step under way can be finished first: not if nobody serves ``to_stage``."""
@@ -123,11 +167,18 @@ class Moves:
     def tell(self, member: Member, to_stage: int, *, wait: bool) -> None:
         """Say once for people who moves where, and why."""
         peer = member.replica.peer
-        why = self._why.get(peer)
-        if not why:
+        move = self._moves.get(peer)
+        if move is None or not move.why:
             return
-        self._why[peer] = ""
+        why, move.why = move.why, ""
         when = "after this step" if wait else "now"
         self._trainer.on_event(
             f"{peer[-6:]} (stage {member.stage}) moves to stage {to_stage} {when}: {why}"
         )
+
+
+def _counts(member: Member) -> bool:
+    """Whether it serves its stage, or can be believed to be on the way there."""
+    if member.state is State.READY:
+        return True
+    return member.state in COUNTS and member.failures < IN_VAIN

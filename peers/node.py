@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -15,6 +16,7 @@ from dht.envelope import wall_clock
 from dht.records import PeerRecord, encode
 from peers import messages as msg
 from peers.balance import Meter
+from peers.draining import Drain
 from peers.entering import Entered
 from peers.executor import Executor
 from peers.mover import Mover
@@ -33,10 +35,8 @@ from swarm.types import FRESH, PeerId, Replica
 log = logging.getLogger("swarm.node")
 
 GOODBYE_S = 2.0
-TRIES = 3
-AGAIN_S = 1.0
-"""How long to wait before the trainer is asked once more whether we may leave, and how often if it
-does not answer."""
+WARN_S = 60.0
+"""How long the same warning is not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Node:
     ``say`` is called with one line of plain words for each change of state. ``shelf`` keeps a
     copy for checkpoints on this machine's disk. ``choice``: by what to find out whether another
     stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
+    ``sequence``: of its last announcement; whoever serves the next stage goes on from there.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Node:
         self._identity, self._executor = swarm.identity, executor
         self._addresses = swarm.addresses
         self._rng, self._say, self._shelf = rng, say, shelf
-        self._sequence = 0
+        self.sequence = 0
         self._change = anyio.Event()
         self._leaving = anyio.Event()
         self._moving = anyio.CancelScope()
@@ -115,8 +116,11 @@ class Node:
                 with anyio.CancelScope(shield=True):
                     await self._transport.serve(_gone)
             tasks.cancel_scope.cancel()
+        reason = server.orders.finish_reason
+        if self.moves_to is not None and (self._leaving.is_set() or reason != self._moving_to()):
+            self.moves_to = None  # the owner wants to stop, or the run has ended
         self._say_what_counted(server)
-        return server.orders.finish_reason
+        return reason
 
     def _serve(self, owner: StageOwner, tasks: TaskGroup) -> ReplicaServer:
         server = ReplicaServer(
@@ -156,49 +160,11 @@ class Node:
         server.draining = True
         self._changed("leaving: the step under way is finished first; Ctrl-C again leaves at once")
         with anyio.move_on_after(self.manifest.periods.drain_s) as limit:
-            await self._drain(server)
+            await Drain(server, None, say=self._say).let_go()
         step = "" if server.mark is None else f" after step {server.mark.t}"
         why = "; it took too long to finish what was under way" if limit.cancelled_caught else ""
         server.orders.finish_reason = f"left{step}{why}"
         server.orders.finished.set()
-
-    async def _drain(self, server: ReplicaServer, to_stage: int | None = None) -> bool:
-        """Until the trainer lets us go, or cannot be heard. True: it said that we may go.
-
-        Who only wants to move takes the first *not now* that comes before it was let go.
-        """
-        said, waited, in_vain = "", False, 0
-        while in_vain < TRIES:
-            trainer, mark = server.host.trainer, server.mark
-            if trainer is None or not server.heard_lately():
-                return False  # nobody is there to tell
-            done = waited and not server.holds_work
-            question = msg.Leave(
-                run=self.manifest.run_id, boot=self.me.boot, done=done, to_stage=to_stage
-            )
-            try:
-                answer = (await server.host.caller.call(trainer, question)).message
-            except SwarmError as error:
-                log.debug("the trainer cannot be asked: %s", error)
-                in_vain += 1
-                answer = msg.Busy(reason="the trainer cannot be asked")
-            match answer:
-                case msg.Granted(wait=True) if mark is not None:
-                    # Whoever applies this step as well is alive, and can go on without us.
-                    await server.donor.moved_from(mark)
-                    waited = True
-                    continue
-                case msg.Granted() | msg.Refused():
-                    return isinstance(answer, msg.Granted)
-            reason = getattr(answer, "reason", "")
-            if to_stage is not None and not done:
-                self._say(f"stays after all: {reason}")
-                return False
-            if reason != said:
-                said = reason
-                self._say(f"not yet: {reason}")
-            await anyio.sleep(AGAIN_S)
-        return False
 
     # -- moving -------------------------------------------------------------------------------
 
@@ -224,9 +190,12 @@ class Node:
                     f"moves to stage {move.stage} ({move.reason}); the step under way is finished "
                     "first"
                 )
-                if await self._drain(server, move.stage):
+                free = await Drain(server, move.stage, say=self._say).let_go()
+                if server.orders.finished.is_set():
+                    return  # the run has ended meanwhile
+                if free:
                     self.moves_to = move.stage
-                    server.orders.finish_reason = f"moves to stage {move.stage}"
+                    server.orders.finish_reason = self._moving_to()
                     server.orders.finished.set()
                     return
                 server.draining = False
@@ -235,9 +204,11 @@ class Node:
     # -- the directory ------------------------------------------------------------------------
 
     async def _announce_for_ever(self) -> None:
+        warned = -inf
         while True:
             self._change = anyio.Event()
-            if not await self._announce():
+            if not await self._announce() and anyio.current_time() >= warned + WARN_S:
+                warned = anyio.current_time()
                 log.warning("nobody stored our announcement; trying again")
             with anyio.move_on_after(self.manifest.periods.announce_s):
                 await self._change.wait()
@@ -248,7 +219,7 @@ class Node:
         assert server is not None
         assert meter is not None
         meter.read(anyio.current_time())
-        self._sequence = max(self._sequence + 1, int(wall_clock() * 1e6))
+        self.sequence = max(self.sequence + 1, int(wall_clock() * 1e6))
         record = PeerRecord(
             peer=self.me.peer,
             run_id=self.manifest.run_id,
@@ -260,7 +231,7 @@ class Node:
             queued=meter.queued,
             memory_bytes=0 if self.choice is None else self.choice.memory_bytes,
             version=__version__,
-            sequence=self._sequence,
+            sequence=self.sequence,
         )
         value = encode(record, self._identity, ttl_s=ttl_s)
         return await self._directory.announce(record.key, record.peer, value, ttl_s=ttl_s)
@@ -284,9 +255,12 @@ class Node:
                 since = "no work yet" if last is None else f"last work {now - last:.0f} s ago"
                 self._say(f"{since}: {server.why_quiet()}")
 
+    def _moving_to(self) -> str:
+        return f"moves to stage {self.moves_to}"
+
     def _why_gone(self, server: ReplicaServer) -> str:
         if self.moves_to is not None:
-            return f"moves to stage {self.moves_to}"
+            return self._moving_to()
         return "its work is done" if server.orders.finished.is_set() else "stopped by its owner"
 
     def _told_to_go(self, server: ReplicaServer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections.abc import Callable
@@ -74,6 +75,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         if manifest.reproducible.enabled:
             threads = manifest.reproducible.threads
         executor = ThreadExecutor(threads)
+        sequence = 0
         while True:
             node = Node(
                 manifest,
@@ -86,9 +88,12 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
                 shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
             )
             node.choice = None if options.stay else choice
+            node.sequence = sequence
             leave.hear = node.leave
+            # Two stages at a time might not fit, and a node that is over holds itself in circles.
+            gc.collect()
             reason = await node.run()
             if node.moves_to is None:
                 return reason
             # For all others it is another replica from now on.
-            stage, swarm.boot = node.moves_to, new_boot()
+            stage, swarm.boot, sequence = node.moves_to, new_boot(), node.sequence

@@ -194,20 +194,26 @@ class Roster:
         member = self._members.get(replica)
         if member is None or member.state is not State.READY or member.mark not in at:
             return ""
-        marks = at[-1:] if done else at
-        mates = [
-            self._members[mate]
-            for mark in marks
-            for mate in self.ready(member.stage, mark)
-            if mate != replica
+        others = [
+            other
+            for other in self._members.values()
+            if other.stage == member.stage and other.state is State.READY and other is not member
         ]
-        member.leaving = member.leaving and bool(mates)
+        mates = [mate for mate in others if mate.mark in (at[-1:] if done else at)]
+        # Those that still apply the last decision are there too: it goes as soon as they have.
+        member.leaving = member.leaving and bool(others)
         if not mates:
             return "its mates have not applied the step yet" if done else NOBODY_ELSE
-        if not member.leaving and any(mate.leaving for mate in mates):
+        if not member.leaving and any(other.leaving for other in others):
             return "another replica of its stage is leaving"
         member.leaving = True
         return ""
+
+    def stays(self, replica: Replica) -> None:
+        """It does not leave after all."""
+        member = self._members.get(replica)
+        if member is not None:
+            member.leaving = False
 
     def behind(self, replica: Replica, mark: Mark | None, now: float) -> None:
         """It cannot apply the last decision: it is at ``mark`` and has to join anew."""

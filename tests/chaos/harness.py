@@ -128,7 +128,8 @@ class Nodes:
         shelves: Path | None = None,
         memory_bytes: int = 1 << 40,
     ) -> Peer:
-        """Start a node and wait until it serves. ``on_start`` may tamper with it.
+        """Start a node and wait until it serves. ``on_start`` may tamper with it, and again with
+        what it is after a move.
 
         ``key``: of an earlier node, which has been killed. ``may_fail`` takes the error that the
         node ends with; without it an error ends the test. ``shelves``: the disk of all nodes.
@@ -163,18 +164,22 @@ class Nodes:
                 node.choice = Choice(self.needs, memory_bytes)
             return node
 
-        node = node_at(stage)
-        peer = Peer(node, executor, transport, anyio.CancelScope(), unit_s, number)
+        peer = Peer(node_at(stage), executor, transport, anyio.CancelScope(), unit_s, number)
         self.peers[f"{me.peer_id} {self.started}"] = peer
 
         async def live(*, task_status: trio.TaskStatus[None]) -> None:
             with peer.scope:
                 try:
-                    await node.run(task_status=task_status)  # type: ignore[arg-type]
+                    await peer.node.run(task_status=task_status)  # type: ignore[arg-type]
                     while peer.node.moves_to is not None:
                         self.started += 1
-                        peer.node = node_at(peer.node.moves_to)
-                        await peer.node.run()
+                        before, peer.node = peer.node, node_at(peer.node.moves_to)
+                        peer.node.sequence = before.sequence
+                        del before
+                        async with anyio.create_task_group() as tasks:
+                            await tasks.start(peer.node.run)
+                            if self.on_start is not None:
+                                self.on_start(peer)
                 except* SwarmError as errors:
                     if may_fail is None:
                         raise
@@ -193,7 +198,8 @@ class Nodes:
     async def kill(self, peer: Peer) -> None:
         """As SIGKILL: nothing is said to anyone."""
         self.network.kill(peer.node.me.peer)
-        peer.node.server.host.trainer = None  # type: ignore[union-attr]  # no goodbye
+        if peer.node.server is not None:
+            peer.node.server.host.trainer = None  # no goodbye
         peer.scope.cancel()
 
     def freeze(self, peer: Peer) -> Rule:
@@ -226,6 +232,10 @@ class World(Nodes):
     trainer: Trainer
     done: list[StepDone] = field(default_factory=list)
     _reached: dict[int, anyio.Event] = field(default_factory=dict)
+
+    def may_move(self, needs: Sequence[Need]) -> None:
+        """Who is started from now on moves; trainer and nodes know what each stage takes."""
+        self.needs = self.trainer.moves.needs = needs
 
     async def start_all(self, replicas: int) -> None:
         """So many replicas of each stage, all the same; returns when step 0 may begin."""
@@ -294,9 +304,16 @@ def batches_of(manifest: Manifest) -> Batches:
 
 
 def run_world(
-    manifest: Manifest, scenario: Callable[[World], Awaitable[None]], *, seed: int = 0
+    manifest: Manifest,
+    scenario: Callable[[World], Awaitable[None]],
+    *,
+    seed: int = 0,
+    staleness_s: float = 0.0,
 ) -> World:
-    """Run ``scenario`` in a fresh world on virtual time; returns the world as it ended."""
+    """Run ``scenario`` in a fresh world on virtual time; returns the world as it ended.
+
+    ``staleness_s``: what the directory shows is so old.
+    """
     me = identity(1)
     manifest = manifest.changed({"trainers": [me.peer_id]})
     kept: list[World] = []
@@ -314,7 +331,7 @@ def run_world(
                 tasks=tasks,
                 rng=rng,
             )
-            store = MemoryDirectoryStore()
+            store = MemoryDirectoryStore(staleness_s)
             world = World(manifest, network, store, faults, tasks, seed, trainer)
             kept.append(world)
             trainer.on_event = world.events.append

@@ -71,6 +71,22 @@ def test_an_old_copy_of_an_announcement_does_not_prove_the_new_boot_dead() -> No
     assert roster.announced(A, 0, 1.0 + OLD_NEWS_S) == [A_AGAIN], "old news are forgotten in time"
 
 
+def test_of_two_stages_that_show_a_peer_the_later_announcement_counts() -> None:
+    roster = Roster(Backoff(1.0))
+    assert roster.announced(A, 0, 0.0, 5) == []
+    assert roster.announced(A, 0, 1.0, 8) == []
+    assert roster.announced(A_AGAIN, 1, 1.0, 7) == []
+    assert roster.get(A_AGAIN) is None, "it was there before that"
+    assert roster.announced(A_AGAIN, 1, 2.0, 9) == [A]
+    assert roster.announced(A, 0, 2.0, 8) == []
+
+
+def test_a_peer_that_begins_again_at_its_stage_may_have_a_clock_that_was_set_back() -> None:
+    roster = Roster(Backoff(1.0))
+    roster.announced(A, 0, 0.0, 8)
+    assert roster.announced(A_AGAIN, 0, 1.0, 3) == [A]
+
+
 def test_only_a_fresh_run_tells_one_without_weights_to_begin() -> None:
     roster = roster_with(A)
     assert roster.answered(A, None, FRESH, 0.0, RNG) is Admission.BEGIN
@@ -239,6 +255,43 @@ def test_if_all_others_are_lost_meanwhile_the_one_that_leaves_gets_work_again() 
     assert roster.serving(0, LATER) == [A]
 
 
+LAST = Mark(TERM, 4)
+
+
+def test_the_first_to_apply_the_step_gets_no_work_while_its_mates_apply_it_too() -> None:
+    roster = roster_with(A, B)
+    roster.admitted(A, LATER)
+    roster.admitted(B, LATER)
+    assert roster.leave(A, LATER) == ""
+    roster.admitted(A, LAST)
+    for marks in ((LATER, LAST), (LAST,)):  # other stages have not applied it yet; they have
+        assert roster.leave(A, *marks, done=True) == "its mates have not applied the step yet"
+    roster.admitted(B, LAST)
+    assert roster.serving(0, LAST) == [B]
+    assert roster.leave(A, LAST, done=True) == ""
+
+
+def test_no_other_leaves_either_while_they_apply_the_step() -> None:
+    c = Replica("c", "1")
+    roster = roster_with(A, B, c)
+    for replica in (A, B, c):
+        roster.admitted(replica, LATER)
+    assert roster.leave(A, LATER) == ""
+    for replica in (B, c):
+        roster.admitted(replica, LAST)
+    assert roster.leave(B, LAST) == "another replica of its stage is leaving"
+
+
+def test_one_that_stays_after_all_gets_work_again() -> None:
+    roster = roster_with(A, B)
+    roster.admitted(A, LATER)
+    roster.admitted(B, LATER)
+    assert roster.leave(A, LATER) == ""
+    roster.stays(A)
+    assert roster.serving(0, LATER) == [A, B]
+    assert roster.leave(B, LATER) == ""
+
+
 def test_who_has_no_part_in_the_step_may_go_at_once() -> None:
     roster = roster_with(A, B)
     roster.admitted(A, LATER)
@@ -249,7 +302,17 @@ def test_who_has_no_part_in_the_step_may_go_at_once() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    ["unanswered", "admitted", "behind", "removed", "asking", "joining", "ask soon", "leave"],
+    [
+        "unanswered",
+        "admitted",
+        "behind",
+        "removed",
+        "asking",
+        "joining",
+        "ask soon",
+        "leave",
+        "stays",
+    ],
 )
 def test_what_is_told_of_one_that_was_forgotten_is_ignored(event: str) -> None:
     roster = ready()
@@ -271,6 +334,8 @@ def test_what_is_told_of_one_that_was_forgotten_is_ignored(event: str) -> None:
             roster.ask_soon(A, 0.0)
         case "leave":
             assert roster.leave(A, LATER) == ""
+        case "stays":
+            roster.stays(A)
     assert roster.answered(A, LATER, LATER, 0.0, RNG) is Admission.WAIT
     assert roster.all() == []
 
