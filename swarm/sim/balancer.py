@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swarm.core.rebalancing import Grants, Move, best_move
+from swarm.core.grants import Grants
+from swarm.core.rebalancing import Move, best_move
 from swarm.core.roster import State
 from swarm.sim.leaving import DRAIN_S
 from swarm.sim.paper import paper_move

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from swarm.core.rebalancing import Grants, Move, Settings, best_move, choose
+from swarm.core.grants import Grants
+from swarm.core.rebalancing import Move, Settings, best_move, choose
 from swarm.sim.balancer import PATIENCE_S, REST_PERIODS
 from swarm.sim.clock import Clock
 from swarm.sim.costs import Costs

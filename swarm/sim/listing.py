@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from operator import mul
 
-from swarm.core.rebalancing import PAIR_SHARE, Serving, Settings, View
+from swarm.core.balance import Serving, Settings, View
+from swarm.core.plans import PAIR_SHARE
 from swarm.sim.costs import Costs
 from swarm.sim.world import Machine
 from swarm.types import PeerId

@@ -11,7 +11,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.core.rebalancing import Grants, Move, Need, Serving, Settings, Stay, View, best_move
+from swarm.core.grants import Grants
+from swarm.core.rebalancing import Move, Need, Serving, Settings, Stay, View, best_move
 
 KEPT_S = 15.0
 """A record of a peer that is gone is read for so long."""

@@ -15,8 +15,8 @@ from statistics import median
 import pytest
 from rebalancing_world import Moved, Plan, World, after, optimum, random_view, reachable
 
+from swarm.core.grants import Grants
 from swarm.core.rebalancing import (
-    Grants,
     Move,
     Need,
     Serving,
