@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +29,7 @@ LIMIT_S = 300.0
 LOOK_S = 0.01
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 SERVES = "serves stage"
+PROGRAM = (sys.executable, "-m", "peers.cli")
 
 T = TypeVar("T")
 
@@ -36,7 +37,9 @@ T = TypeVar("T")
 class Process:
     """A ``swarm`` command; every line that it prints is kept with the moment at which it came."""
 
-    def __init__(self, name: str, folder: Path, *arguments: object) -> None:
+    def __init__(
+        self, name: str, folder: Path, *arguments: object, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.name = name
         self.lines: list[tuple[float, str]] = []
         self.ended: float | None = None
@@ -51,7 +54,7 @@ class Process:
         }
         self.began = time.monotonic()
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "peers.cli", *map(str, arguments)],
+            [*program, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -112,13 +115,16 @@ class Process:
 
 
 class Swarm:
-    """A run: its leader and its nodes. Use it as a context manager."""
+    """A run: its leader and its nodes, which run ``program``. Use it as a context manager."""
 
-    def __init__(self, manifest: str, progress: Progress) -> None:
+    def __init__(
+        self, manifest: str, progress: Progress, *, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))  # sockets need short paths
         self.manifest = self.folder / "run.toml"
         self.manifest.write_text(manifest)
         self.progress = progress
+        self.program = program
         self.nodes: list[tuple[int, Process]] = []
         self._processes: list[Process] = []
         self._expected: list[Process] = []
@@ -151,12 +157,13 @@ class Swarm:
         """``swarm node --stage``, with a new key unless one is named."""
         key = key or f"node-{len(self.nodes)}"
         flags = ("--identity", self.folder / f"{key}.key", "--listen", LOOPBACK)
-        process = self.start(key, "node", "--join", self.address, "--stage", stage, *flags)
+        words = ("node", "--join", self.address, "--stage", stage)
+        process = self.start(key, *words, *flags, program=self.program)
         self.nodes.append((stage, process))
         return process
 
-    def start(self, name: str, *arguments: object) -> Process:
-        process = Process(name, self.folder, *arguments)
+    def start(self, name: str, *arguments: object, program: Sequence[str] = PROGRAM) -> Process:
+        process = Process(name, self.folder, *arguments, program=program)
         self._processes.append(process)
         self._expected.append(process)
         return process
