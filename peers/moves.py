@@ -77,6 +77,14 @@ class Moves:
         counted = [m for m in trainer.roster.all() if _counts(m) and not m.leaving]
         return View(self.needs, [self._serving(m, took.get(m.replica)) for m in counted])
 
+    def expected(self) -> View:
+        """``view``, with those who are on their way where they are going."""
+        return self._grants.applied_to(self.view())
+
+    def bound_for(self, peer: PeerId) -> int | None:
+        """The stage that it has been let go to; None: it stays."""
+        return self._grants.under_way.get(peer)
+
     def _serving(self, member: Member, service_s: float | None) -> Serving:
         trainer, replica = self._trainer, member.replica
         microbatch = trainer.manifest.batch.microbatch

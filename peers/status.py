@@ -94,8 +94,9 @@ class Monitor:
         """
         trainer = self._trainer
         assert trainer is not None
-        view = trainer.moves.view()
+        view = trainer.moves.expected()
         known = {member.replica.peer for member in trainer.roster.all()}
+        known |= {peer.peer for peer in view.peers}
         here = [peer for peer in view.peers if peer.peer not in gone]
         here += [Serving(p, at, settled=False) for p, at in coming.items() if p not in known]
         return choose(View(view.stages, here), None, settings_of(trainer.manifest), rng)
@@ -196,6 +197,11 @@ def _state(trainer: Trainer, member: Member) -> str:
     return "applying" if late else "ready"
 
 
+def _where_to(trainer: Trainer, member: Member) -> str:
+    to_stage = trainer.moves.bound_for(member.replica.peer)
+    return f"moves to stage {to_stage}" if member.leaving and to_stage is not None else ""
+
+
 def _lost(member: Member) -> bool:
     """Asked in vain so often that hardly anybody waits for it."""
     gone = (State.REMOVED, State.ANNOUNCED)
@@ -217,6 +223,6 @@ def _replica(
         share=_counted(trainer, member) / total if total else 0.0,
         mean_time_s=load.service_s if load is not None else None,
         queue=heard.queued,
-        note=short(member.note),
+        note=short(member.note) or _where_to(trainer, member),
         last_work_s_ago=None if heard.last_work is None else now - heard.last_work,
     )

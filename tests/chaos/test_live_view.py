@@ -23,8 +23,14 @@ def shown(monitor: Monitor) -> list[Counter[str]]:
     return [Counter(r.state for r in stage.replicas) for stage in monitor.look().stages]
 
 
+def notes(monitor: Monitor, state: str) -> set[str]:
+    stages = monitor.look().stages
+    return {r.note for stage in stages for r in stage.replicas if r.state == state}
+
+
 def test_a_move_is_seen_draining_then_joining_elsewhere_and_never_twice():
     looks: list[list[Counter[str]]] = []
+    said: set[str] = set()
     monitor = Monitor()
 
     async def scenario(world: World) -> None:
@@ -38,6 +44,7 @@ def test_a_move_is_seen_draining_then_joining_elsewhere_and_never_twice():
         async def watch() -> None:
             while True:
                 looks.append(shown(monitor))
+                said.update(notes(monitor, "draining"))
                 await anyio.sleep(0.02)
 
         async with anyio.create_task_group() as tasks:
@@ -49,6 +56,7 @@ def test_a_move_is_seen_draining_then_joining_elsewhere_and_never_twice():
 
     run_world(manifest(), scenario)
     assert max(look[0]["draining"] for look in looks) == 1
+    assert said == {"moves to stage 1"}
     assert max(look[1]["joining"] for look in looks) == 1
     for look in looks:
         assert look[0]["draining"] + look[1]["joining"] <= 1, "the mover has one line"
