@@ -34,8 +34,9 @@ TFLOPS = 20.0
 """What a V100 sustains here. 82.1 % of the time at 500 Mb/s, as the paper has for a GPT-3 layer in
 fp16, is possible only below some 22 TFLOP/s."""
 
-MICROBATCHES = 4096
-"""A step: the paper's global batch, one sequence each."""
+MICROBATCHES = {"base": 4096, "xxlarge": 1024, "GPT-3": 1024, "Ours": 1024}
+"""A step, one sequence each: at most the paper's global batch. The larger a microbatch is, the
+fewer of them make the end of a step short beside the rest."""
 STEPS = 2
 """Measured after a first one, in which estimates and window settle."""
 RELAYED_IN_FLIGHT = 1
@@ -114,9 +115,8 @@ def steady_throughput(outcome: Outcome) -> float:
 def utilisation(
     *, tflops: float, quick: bool, workers: int, console: Console, pictures: Path | None
 ) -> list[Table]:
-    microbatches = MICROBATCHES // 8 if quick else MICROBATCHES
     tasks = [
-        Task(layer, ms, relayed, tflops, RELAYED_MICROBATCHES if relayed else microbatches)
+        Task(layer, ms, relayed, tflops, microbatches_of(layer, relayed, quick))
         for layer in LAYERS
         for ms in LATENCIES_MS
         for relayed in (False, True)
@@ -134,10 +134,16 @@ def utilisation(
         ours = [by_cell[layer.name, ms, False] for ms in LATENCIES_MS]
         relayed = [by_cell[layer.name, ms, True] for ms in LATENCIES_MS]
         _add_rows(table, layer, ours, relayed, tflops)
-    table.notes = _notes(table, tflops, microbatches)
+    table.notes = _notes(table, tflops)
     if pictures is not None:
         table.pictures.append(_picture(pictures, table))
     return [table]
+
+
+def microbatches_of(layer: Layer, relayed: bool, quick: bool) -> int:
+    if relayed:
+        return RELAYED_MICROBATCHES
+    return MICROBATCHES[layer.name] // (4 if quick else 1)
 
 
 def _add_rows(
@@ -169,14 +175,14 @@ def _against_aim(share: float) -> str:
     return percent(share) if share >= AIM else f"[red]{percent(share)}[/red]"
 
 
-def _notes(table: Table, tflops: float, microbatches: int) -> list[str]:
+def _notes(table: Table, tflops: float) -> list[str]:
     least = min(min(row["share_of_limit"]) for row in table.figures.values())
     return [
         f"{STAGES} stages, one peer each, {tflops:g} TFLOP/s sustained; the backward pass "
         "recomputes the forward; fp16 between stages, 8 bits for Ours.",
         "Limit: what compute and a full-duplex link of 500 Mb/s allow a middle stage, with all "
         "latency hidden.",
-        f"Ours: {microbatches} microbatches a step, ends of steps included, the trainer's own "
+        "Ours: a step of 4096 (base) or 1024 microbatches, its end included; the trainer's own "
         "window; latency one way. Relayed: one microbatch in flight per stage; latency both ways.",
         f"Least share of the limit: {percent(least)} (aim: {percent(AIM)}).",
     ]

@@ -71,7 +71,7 @@ def draw(
 ) -> None:
     """One panel beside the other, each with its named curves; PNG, 400 pixels a panel wide.
 
-    A name that ends in an asterisk is drawn dashed and grey: something to compare with.
+    A name that ends in an asterisk is drawn grey, dashed or dotted: something to compare with.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -84,14 +84,15 @@ def draw(
     for number, (name, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), number + 1)
         axes.set_title(name, fontsize=11)
+        dashes = iter(("--", ":") * 2)
         for (label, (xs, ys)), colour in zip(curves.items(), COLOURS * 4, strict=False):
             beside = label.endswith("*")
             axes.plot(
                 xs,
                 ys,
                 color=COLOURS[-1] if beside else colour,
-                linestyle="--" if beside else "-",
-                marker="o" if len(xs) <= 12 else None,
+                linestyle=next(dashes) if beside else "-",
+                marker="o" if len(xs) <= 12 and not beside else None,
                 markersize=4,
                 linewidth=1.5,
                 label=label.rstrip("*"),
