@@ -62,7 +62,8 @@ def _layout(view: RunView, console: Console, width: int, height: int) -> list[Te
         hidden = len(rows) - max(room - 1, 0)
         rows = [*rows[: len(rows) - hidden], Text(f"  … {hidden} more lines", "dim")]
     blocks = [top, [_column_heads(width), *rows], warnings]
-    spare = room - len(rows) - min(len(view.events), MAX_EVENTS) - len(blocks)
+    events = _event_lines(view.events, width, room - len(rows))
+    spare = room - len(rows) - len(events) - len(blocks)
     gap = [Text()] if spare >= 0 else []
     lines = [line for block in blocks if block for line in (*block, *gap)]
     for line in lines:
@@ -229,10 +230,14 @@ def _warning_lines(warnings: Sequence[str], console: Console, width: int) -> lis
 
 
 def _event_lines(events: Sequence[str], width: int, room: int) -> list[Text]:
-    count = min(len(events), MAX_EVENTS, room)
-    lines = [Text(f" · {clean(event)}", "dim") for event in list(events)[len(events) - count :]]
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
+    """The newest, as many as fit whole; the very last one at least in part."""
+    lines: list[Text] = []
+    for event in reversed(list(events)[-MAX_EVENTS:]):
+        first, *rest = _fold(clean(event), width - 3)
+        folded = [Text(f" · {first}", "dim"), *(Text(f"   {r}", "dim") for r in rest)]
+        if lines and len(lines) + len(folded) > room:
+            break
+        lines = [*folded[: max(room, 0)], *lines]
     return lines
 
 

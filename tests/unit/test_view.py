@@ -105,6 +105,21 @@ def test_fits_the_height_and_keeps_the_newest_events():
     assert lines[-1] == " · event 19"
 
 
+def test_a_long_event_is_folded_and_not_cut():
+    why = "stage 0 does 66.2 samples/s, stage 1 does 178 samples/s and could spare one of three"
+    move = f"wbvFmx (stage 1) moves to stage 0 after this step: {why}"
+    view = replace(VIEW, events=("before", move, "after"))
+    lines = shown(view, width=80)
+    at = lines.index(line_with(lines, "moves to stage 0"))
+    assert " ".join(" ".join(lines[at : at + 2]).split()) == f"· {move}"
+    assert lines[at + 2] == " · after"
+    for height in range(8, 30):
+        lines = shown(view, width=80, height=height)
+        assert len(lines) <= height
+        text = " ".join(" ".join(lines).split())
+        assert ("moves to" in text) == (why in text), "an event is there whole or not at all"
+
+
 def test_many_replicas_become_one_line_a_stage_with_those_in_trouble():
     crowd = tuple(replace(READY, name=f"12D3-{i:04}") for i in range(30))
     lines = shown(replace(VIEW, stages=(StageView(0, (*crowd, SILENT)),)), width=80, height=24)
