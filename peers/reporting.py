@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dht.records import TrainerRecord, TrainerState
+from dht.records import PeerState, TrainerRecord, TrainerState
 from peers import messages as msg
 from peers.concerns import concerns, difference
 from peers.lookout import Sight
@@ -88,6 +88,9 @@ def _stage(sight: Sight, manifest: Manifest, stage: int) -> StageReport:
         if replica in known:
             speed = _announced_speed(sight, replica)
             return _answering(replica, known[replica], share, counted, speed)
+        if _was_going(sight, replica):
+            why = "said that it would go, and does not answer any more"
+            return ReplicaReport(replica.peer, replica.boot, GONE, samples=counted, why=why)
         why = _why_silent(sight, replica)
         return ReplicaReport(replica.peer, replica.boot, SILENT, None, share, counted, why=why)
 
@@ -129,6 +132,12 @@ def _announced_speed(sight: Sight, replica: Replica) -> float | None:
     """Samples per second; None before it has measured any."""
     record = sight.announced.get(replica)
     return (record.samples_per_s or None) if record is not None else None
+
+
+def _was_going(sight: Sight, replica: Replica) -> bool:
+    """It has left, or is on its way to another stage: what it announced last lives on."""
+    record = sight.announced.get(replica)
+    return record is not None and record.state is PeerState.DRAINING
 
 
 def _why_silent(sight: Sight, replica: Replica) -> str:

@@ -89,6 +89,8 @@ class Nodes:
         ended = run(self.here.folder, "status", "--json", "--join", self.here.join, name="status")
         assert ended.code == 0, ended
         stages = json.loads(ended.out)["stages"]
+        here = [r["peer"] for stage in stages for r in stage["replicas"] if r["state"] != "gone"]
+        assert len(here) == len(set(here)), "one that moves is in one place at a time"
         return [[r for r in stage["replicas"] if r["state"] == "ready"] for stage in stages]
 
     def serving(self, wanted: Callable[[list[list[dict]]], bool], what: str) -> list[list[dict]]:

@@ -210,6 +210,21 @@ def test_the_silent_are_told_with_the_reason_and_what_they_counted() -> None:
     )
 
 
+def test_who_said_that_it_goes_is_gone_when_it_answers_no_more() -> None:
+    """A node that moves builds its new stage before it announces that."""
+    look = sight(
+        {replica: each for replica, each in HEALTHY.items() if replica != B},
+        silent={B: (0, "this peer has left the run")},
+    )
+    record = look.announced[B]
+    look.announced[B] = record.model_copy(update={"state": PeerState.DRAINING})
+    found = make_report(look, MANIFEST)
+    (gone,) = found.stages[0].of_state("gone")
+    assert (gone.peer, gone.samples) == (B.peer, 400)
+    assert found.stages[0].of_state("silent") == []
+    assert found.warnings == ("stage 0 has one replica left",)
+
+
 def test_a_stage_that_nobody_serves_leaves_the_run_without_a_step() -> None:
     look = {A: HEALTHY[A], B: HEALTHY[B], C: status(1, None, state="joining", why="at 40%")}
     found = report(look)
