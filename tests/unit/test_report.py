@@ -219,8 +219,8 @@ def test_who_said_that_it_goes_is_gone_when_it_answers_no_more() -> None:
     record = look.announced[B]
     look.announced[B] = record.model_copy(update={"state": PeerState.DRAINING})
     found = make_report(look, MANIFEST)
-    (gone,) = found.stages[0].of_state("gone")
-    assert (gone.peer, gone.samples) == (B.peer, 400)
+    gone = {replica.peer: replica.samples for replica in found.stages[0].of_state("gone")}
+    assert gone == {B.peer: 400, E.peer: 112}
     assert found.stages[0].of_state("silent") == []
     assert found.warnings == ("stage 0 has one replica left",)
 
