@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import floor
 
 from swarm.sim.costs import Costs, link_of
 from swarm.sim.links import Smallest, delays
 from swarm.sim.pace import Pace, Stage
 from swarm.sim.world import Machine, Outcome
 from swarm.types import PeerId
+
+EARLY = 1 - 1e-9
+"""A step has ended if all but this little of it is done: time comes in rounded numbers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +50,8 @@ class _Books(Stage):
 class Flow:
     """Rates, and what was done with them. ``now`` never goes back.
 
-    ``done``: microbatches; ``left``: those that the step under way still takes.
+    ``done``: microbatches; ``left``: those that the step under way still takes; ``steps``: those
+    that have ended.
     """
 
     def __init__(self, costs: Costs, outcome: Outcome) -> None:
@@ -58,6 +63,7 @@ class Flow:
         self.now = 0.0
         self.done = 0.0
         self.left = float(self._world.microbatches)
+        self.steps = 0
         self._owed = [0.0 for _ in self._books]
         """Microbatches of this step that a stage has to do again."""
         self._found_s = 0.0
@@ -141,9 +147,11 @@ class Flow:
             passed = self._end_step(passed)
         if not passed or not self.rate or self._held_up:
             return
-        done = self.rate * passed
+        done, size = self.rate * passed, self._world.microbatches
         self._do(done)
-        self.left = (self.left - done) % self._world.microbatches or self._world.microbatches
+        ended = 1 + floor((done - self.left * EARLY) / size) if done >= self.left * EARLY else 0
+        self.steps += ended
+        self.left = min(size, max(0.0, self.left + ended * size - done))
 
     def _end_step(self, passed: float) -> float:
         """The rest of a step that is held up by losses. Returns the time that is left over."""
@@ -170,6 +178,7 @@ class Flow:
             return 0.0
         self._owed = [0.0 for _ in self._owed]
         self._found_s = 0.0
+        self.steps += 1
         self.left = float(self._world.microbatches)
         return passed - waits_s
 

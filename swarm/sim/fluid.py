@@ -89,7 +89,8 @@ class _Fluid:
             if machine.arrives_s <= world.duration_s:
                 self._clock.at(max(0.0, machine.arrives_s), self._arrives, machine)
         if world.rebalancing is not Rebalancing.NONE and len(world.stages) > 1:
-            self._clock.at(world.rebalance_s, self._looks)
+            ours = world.rebalancing is Rebalancing.OURS
+            self._clock.at(world.announce_s if ours else world.rebalance_s, self._looks)
         times = int(world.duration_s / world.sample_every_s + 1e-9)
         for number in range(1, times + 1):
             self._clock.at(number * world.sample_every_s, self._samples)
@@ -121,7 +122,7 @@ class _Fluid:
             return None
         view = self._listing.sums()
         if self._clock.now and self._world.rebalancing is Rebalancing.PAPER:
-            return paper_choice(queues(view.rates, self._flow.waiting), fitting)
+            return paper_choice(queues(view.rates, self._flow.waiting, self._rng), fitting)
         return choose(view, machine.memory_bytes, self._settings, self._rng)
 
     def _download(self, peer: _Peer) -> None:
@@ -153,11 +154,13 @@ class _Fluid:
     # -- departures -------------------------------------------------------------------------
 
     def _leaves(self, peer: _Peer) -> None:
-        """It goes: in good order, or without a word, and then it is missed a while later."""
-        self._flow.advance(self._clock.now)
-        found_s = self._clock.now + (0.0 if peer.machine.drains else self._world.silence_s)
+        """It goes: in good order, if the step ends soon enough for that; or without a word, and
+        then it is missed a while later."""
+        now, drains = self._clock.now, peer.machine.drains
+        self._flow.advance(now)
+        found_s = now + (0.0 if drains else self._world.silence_s)
         if peer.worker is not None:
-            if not peer.machine.drains:
+            if not drains or self._flow.step_ends_s > now + DRAIN_S:
                 self._outcome.resent += round(self._flow.lost(peer.worker, found_s))
             self._flow.leave(peer.worker)
             peer.worker = None
@@ -176,8 +179,12 @@ class _Fluid:
     # -- moves ------------------------------------------------------------------------------
 
     def _looks(self) -> None:
-        """Once a period everybody looks; all see the same, so one asks."""
-        self._clock.after(self._world.rebalance_s, self._looks)
+        """Once a period everybody looks; all see the same, so one asks. Until the run has made
+        a step they look more often, since then all wait for a stage that has nobody."""
+        self._flow.advance(self._clock.now)
+        begun = self._flow.steps > 0 or self._world.rebalancing is Rebalancing.PAPER
+        period_s = self._world.rebalance_s if begun else self._world.announce_s
+        self._clock.after(period_s, self._looks)
         if self._world.rebalancing is Rebalancing.PAPER:
             self._look_as_in_the_paper()
             return
@@ -193,13 +200,11 @@ class _Fluid:
     def _rests(self, peer: _Peer) -> bool:
         """It has come only lately, and the run has made a step since its beginning."""
         rest_s = REST_PERIODS * self._world.rebalance_s
-        begun = self._flow.done >= self._world.microbatches
-        return begun and self._clock.now < peer.since + rest_s
+        return self._flow.steps > 0 and self._clock.now < peer.since + rest_s
 
     def _look_as_in_the_paper(self) -> None:
-        self._flow.advance(self._clock.now)
         members, rates = self._listing.members, self._listing.rates
-        loads = queues(rates, self._flow.waiting)
+        loads = queues(rates, self._flow.waiting, self._rng)
         queued = [
             {peer: load * rate / total for peer, rate in stage.items()} if total else {}
             for stage, load, total in zip(members, loads, rates, strict=True)
@@ -214,29 +219,29 @@ class _Fluid:
 
     def _moves(self, peer: _Peer, target: int, reason: str) -> None:
         """It is granted a move, gets no more work, and goes when the step has ended; at once if
-        the target has nobody, for then no step can end. If the step takes too long, what it has
-        done in it is lost."""
+        the target has nobody, for then no step can end."""
         now = self._clock.now
-        self._flow.advance(now)
         if peer.worker is None or peer.state is not _State.SERVING:
             self._grants.ended(peer.machine.peer)
             return  # it has died, which nobody knows yet
         peer.state, peer.move = _State.LEAVING, len(self._outcome.moves)
         self._outcome.moves.append(Moved(now, peer.machine.peer, peer.stage, target, reason))
-        goes_s = self._flow.step_ends_s if self._flow.peers[target] else now
-        if goes_s > now + DRAIN_S:
-            goes_s = now + DRAIN_S
-            self._outcome.resent += round(self._flow.lost(peer.worker, now))
         self._flow.leave(peer.worker)
         peer.worker = None
         peer.stage = target
         self._listing.put(peer.machine, target, settled=False)
-        self._clock.at(goes_s, self._goes, peer)
+        self._goes(peer, self._flow.steps if self._flow.peers[target] else -1)
 
-    def _goes(self, peer: _Peer) -> None:
-        if peer.state is _State.LEAVING:
-            peer.state = _State.MOVING
-            self._download(peer)
+    def _goes(self, peer: _Peer, step: int) -> None:
+        """Once ``step``, the one under way when it was told, has ended."""
+        self._flow.advance(self._clock.now)
+        if peer.state is not _State.LEAVING:
+            return
+        if self._flow.steps == step and self._flow.step_ends_s > self._clock.now:
+            self._clock.at(self._flow.step_ends_s, self._goes, peer, step)
+            return
+        peer.state = _State.MOVING
+        self._download(peer)
 
     # -- what is measured -------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ A step of M microbatches takes
 
     M / X + fill + rounding + closing
 
-where X is what the slowest stage does, or what the window of microbatches in flight lets through.
+where X is what the slowest stage does, or the link of a trainer that relays everything. (The window
+of microbatches in flight grows as long as nobody is busy, so it limits nothing for long.)
 
 * *fill*: until the first microbatch has reached the last stage, and while the last one returns,
   stages have nothing to do. With one peer per stage and no latency that is S - 1 service times:
@@ -48,24 +49,15 @@ class Pace:
         self._world = costs.world
         self._vectors = [stage.vector_bytes for stage in costs.world.stages]
 
-    def steady(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
-        """X: microbatches per second while the pipeline is full."""
-        slowest = min([stage.rate for stage in stages])
-        if slowest <= 0:
-            return 0.0
-        way_s = self._way_s(stages, hop_s, trainer_s)
-        return min(slowest, self._costs.most, self.window(stages) / way_s if way_s else inf)
-
     def effective(self, stages: Sequence[Stage], hop_s: float, trainer_s: float) -> float:
         """Microbatches per second over whole steps; 0 if a stage has nobody."""
-        steady = self.steady(stages, hop_s, trainer_s)
-        if not steady:
-            return 0.0
         slowest = min(stages, key=lambda stage: stage.rate)
+        if slowest.rate <= 0:
+            return 0.0
         fill_s = self._way_s(stages, hop_s, trainer_s) - slowest.count / slowest.rate
         rounding_s = (slowest.count - 1) / 2 / slowest.rate
         closing_s = self.averaging_s(stages) + CLOSING_TRIPS * trainer_s
-        microbatches = self._world.microbatches
+        microbatches, steady = self._world.microbatches, min(slowest.rate, self._costs.most)
         return microbatches / (microbatches / steady + fill_s + rounding_s + closing_s)
 
     def averaging_s(self, stages: Sequence[Stage]) -> float:
@@ -79,7 +71,7 @@ class Pace:
         return 2 * (count - 1) / count * self._vectors[stage] if count > 1 else 0.0
 
     def window(self, stages: Sequence[Stage]) -> int:
-        """Microbatches in flight; as the trainer sizes it: twice as many as there are replicas."""
+        """Microbatches in flight at first; the trainer takes twice as many as it has replicas."""
         if self._world.window:
             return self._world.window
         replicas = round(sum([stage.count for stage in stages]))

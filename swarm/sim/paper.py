@@ -37,12 +37,13 @@ def paper_choice(loads: Sequence[float], fitting: Sequence[int]) -> int:
     return max(fitting, key=lambda stage: loads[stage])
 
 
-def queues(rates: Sequence[float], waiting: float) -> list[float]:
+def queues(rates: Sequence[float], waiting: float, rng: random.Random) -> list[float]:
     """How many of ``waiting`` microbatches wait at each stage, if it does ``rates[s]`` a second.
 
     A closed line of queues. A stage that is busy for a share u of the time has u / (1 - u)
-    waiting or served; the pace is the one at which all of them add up to ``waiting``. So work
-    piles up in front of the slowest stage, and equally slow ones share it.
+    waiting or served on average; the pace is the one at which all of them add up to ``waiting``.
+    So work piles up in front of the slowest stage, and equally slow ones share it. Queues go up
+    and down: each is drawn around its mean, as such queues are distributed (geometrically).
     """
     slowest = min(rates)
     if slowest <= 0:
@@ -55,7 +56,8 @@ def queues(rates: Sequence[float], waiting: float) -> list[float]:
             low = middle
         else:
             high = middle
-    return [_queue(low * slowest / rate) for rate in rates]
+    means = [_queue(low * slowest / rate) for rate in rates]
+    return [rng.expovariate(1 / mean) if mean else 0.0 for mean in means]
 
 
 def _queue(busy: float) -> float:
