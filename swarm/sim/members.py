@@ -156,7 +156,8 @@ class Members:
         def failed() -> None:
             self.unanswered(server.me, "no connection")
 
-        Call(self._trainer.sim, server, handle, (), answered=answered, failed=failed).send()
+        sim = self._trainer.sim
+        Call(sim, server, handle, (), answered=answered, failed=failed, tries=1).send()
 
     def unanswered(self, replica: Replica, reason: str) -> None:
         sim = self._trainer.sim

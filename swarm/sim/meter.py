@@ -56,10 +56,6 @@ class Meter:
         self.outcome.steps.append(self._sim.clock.now)
         self.outcome.resent += resent
         self._flight = None
-        self._sim.tell(f"decide {decision.mark.t}")
-        for counts in decision.counts:
-            counted_here = " ".join(f"{peer}={n}" for peer, n in sorted(counts.items()))
-            self._sim.tell(f"counts {counted_here}")
 
     def moved(self, move: Moved) -> int:
         """A peer sets out; returns the move's number, for ``arrived``."""

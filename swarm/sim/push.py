@@ -127,9 +127,9 @@ class Push:
     def _fail(self, there: Host, delay: float) -> None:
         clock = self.sim.clock
         at = self.sim.noticed_at(there, delay)
-        lost = self.called < there.dead_at
         self._next_news(at)
-        outcome = Outcome.LOST if lost else Outcome.UNREACHABLE
+        broke = self.sim.broke(there, self.called)
+        outcome = Outcome.LOST if broke else Outcome.UNREACHABLE
         clock.at(at, self._answered, outcome, "no connection")
 
     def _answered(self, outcome: Outcome, reason: str) -> None:

@@ -1,20 +1,44 @@
 """Averaging at the end of a step: how long the members of a round take to sum their gradients.
 
 Each member sums a part and sends it to all, so 2 (n - 1) / n of the vector goes out of each of n
-members and comes in, over the slowest link among them, and two latencies pass.
+members and comes in, over the slowest link among them. It goes in pieces, as ``peers.averaging``
+cuts it, and each is waited for: where many average far from each other, the answers take longer
+than the bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING
 
 from swarm.core.closing import Fetch, Prepare
 from swarm.types import Replica, Stamp
 
+PIECES_PER_MEMBER = 4
+PIECE_BYTES = 1 << 20
+SENDS_AT_ONCE = 8
+
 if TYPE_CHECKING:
     from swarm.sim.server import Server
     from swarm.sim.simulation import Simulation
+
+
+def _around_s(members: int, vector: float, rate: float, delay: float) -> float:
+    """Until all parts and all sums are there, from the start.
+
+    The vector goes in pieces, and a member has only a few on their way at once: the link sets the
+    pace, or the answers to wait for do. Sums follow when the last parts have come.
+    """
+    if not vector:
+        return 2 * delay
+    pieces = max(PIECES_PER_MEMBER * members, vector / PIECE_BYTES)
+    parts = pieces * (members - 1) / members
+    piece_s = vector / pieces / rate
+    there_and_back = (2 * delay + piece_s) / SENDS_AT_ONCE
+    batches = ceil(parts / SENDS_AT_ONCE) * SENDS_AT_ONCE
+    waiting_s = (batches + parts) * there_and_back - delay
+    return max(2 * parts * piece_s + 2 * delay, waiting_s)
 
 
 @dataclass(slots=True)
@@ -51,12 +75,13 @@ class Rounds:
         count = len(hosts)
         if count == 1:
             return 0.0
-        nbytes = 2 * (count - 1) / count * self._sim.world.stages[round_.stage].vector_bytes
+        vector = self._sim.world.stages[round_.stage].vector_bytes
+        nbytes = 2 * (count - 1) / count * vector
         for host in hosts:
             host.sent += nbytes
             host.received += nbytes
         slowest = min(min(host.up, host.down) for host in hosts)
-        return nbytes / slowest + 2 * self._sim.delays.widest(hosts)
+        return _around_s(count, vector, slowest, self._sim.delays.widest(hosts))
 
     def _whole(self, stamp: Stamp) -> None:
         """The sum is complete everywhere, unless somebody was gone before."""

@@ -89,7 +89,7 @@ class Server:
         self._backwards: dict[int, Load] = {}
         self._origins: dict[int, Load] = {}
         self._controls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._busy = False
+        self._busy = self._woken = False
 
     # -- in -----------------------------------------------------------------------------------
 
@@ -109,9 +109,16 @@ class Server:
             loads[stamp.n] = Load(push.rest, push.origin, now)
             if kind is Kind.FORWARD:
                 self._origins[stamp.n] = loads[stamp.n]
-            if not self._busy:
-                self._next()
+            if not self._busy and not self._woken:
+                # Whatever else comes at this moment is in the queue before the next pass is chosen.
+                self._woken = True
+                self.sim.clock.at(now, self._wake)
         return reply
+
+    def _wake(self) -> None:
+        self._woken = False
+        if not self._busy:
+            self._next()
 
     def _free(self) -> None:
         for stamp in self.intake.take_freed():

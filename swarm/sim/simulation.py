@@ -81,6 +81,10 @@ class Simulation:
         """When a caller, ``delay`` away, notices that ``host`` is dead."""
         return max(self.clock.now + delay, host.dead_at + self.world.silence_s)
 
+    def broke(self, host: Host, called: float) -> bool:
+        """Whether a call of that time was under way when ``host`` died; else there was nobody."""
+        return called < host.dead_at
+
     def averaging_limit_s(self, stage: int) -> float:
         """How long averaging may take on the slowest link that is allowed for."""
         return 2 * self.world.stages[stage].vector_bytes / SLOWEST_LINK

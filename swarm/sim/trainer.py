@@ -42,6 +42,7 @@ class Trainer:
         self.window: Window | None = None
         self.work: Step | None = None
         self.last_decision: Decision | None = None
+        self._told: Decision | None = None
         self._applied = 0
         self._step_s = 0.0
         self._began = 0.0
@@ -49,7 +50,7 @@ class Trainer:
         """Who still applies the last decision."""
         self._grace_until = 0.0
         self._armed = inf
-        self._driving = False
+        self._woken = False
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -64,15 +65,17 @@ class Trainer:
         return (self.mark,) if self.standing is None else (self.mark, self.standing.to)
 
     def wake(self) -> None:
-        """Something has happened: begin a step, or go on with it."""
-        if self._driving:
-            return
-        self._driving = True
+        """Something has happened: begin a step, or go on with it, once all of this moment has."""
+        if not self._woken:
+            self._woken = True
+            self.sim.clock.at(self.sim.clock.now, self._go_on)
+
+    def _go_on(self) -> None:
+        self._woken = False
         if self.work is None:
             self._begin()
         while self.work is not None and self._drive(self.work):
             self._begin()
-        self._driving = False
 
     def _begin(self) -> None:
         """The next step, once each stage has somebody and the last one has been applied."""
@@ -185,6 +188,7 @@ class Trainer:
             case Fetch():
                 self.sim.rounds.fetch(do)
             case Decide():
+                self._tell(do.decision)
                 self.decide(do.replica, do.decision)
             case Reset():
                 self.call(
@@ -277,6 +281,16 @@ class Trainer:
         why = "did not answer a prepare"
         mark = work.flight.mark
         self.call(do.replica, Server.prepare, mark, do, answered=answered, why=why)
+
+    def _tell(self, decision: Decision) -> None:
+        """Write it down, once."""
+        if decision is self._told:
+            return
+        self._told = decision
+        self.sim.tell(f"decide {decision.mark.t}")
+        for counts in decision.counts:
+            counted = " ".join(f"{peer}={count}" for peer, count in sorted(counts.items()))
+            self.sim.tell(f"counts {counted}")
 
     def decide(self, replica: Replica, decision: Decision) -> None:
         """Tell the decision until it is answered. Who cannot apply it is behind."""

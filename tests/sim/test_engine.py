@@ -145,7 +145,7 @@ def test_relayed_the_forward_pass_is_computed_twice():
 def test_relayed_a_thin_link_of_the_trainer_sets_the_pace_of_all():
     rate = 1e4
     found = world(
-        relayed=True, trainer_bytes_per_s=rate, microbatches=64, window=16, duration_s=240.0
+        relayed=True, trainer_bytes_per_s=rate, microbatches=192, window=16, duration_s=480.0
     )
     # Out: an activation for each boundary and again for each backward pass, and the gradients.
     limit = rate / (2 * (2 * ACTIVATION + GRADIENT))
