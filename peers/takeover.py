@@ -68,7 +68,9 @@ async def _poll_all(trainer: Trainer, sight: Sight) -> dict[Replica, msg.Held]:
     now = anyio.current_time()
     for replica, stage in sorted(sight.stages.items(), key=lambda item: (item[1], item[0])):
         if 0 <= stage < trainer.stages:
-            trainer.roster.announced(replica, stage, now)
+            record = sight.announced.get(replica)
+            sequence = 0 if record is None else record.sequence
+            trainer.roster.announced(replica, stage, now, sequence)
 
     async def poll(replica: Replica) -> None:
         message = msg.Poll(

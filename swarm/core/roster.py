@@ -75,15 +75,16 @@ class Roster:
 
         The same peer with another boot has restarted, or moved: what it held before is gone.
         Directories may show the older boot once more; that is no restart. Of two stages the
-        later announcement counts.
+        later announcement counts; where it is not known when a member was announced (sequence 0),
+        both are asked.
         """
         member = self._members.get(replica)
         if member is not None:
             member.sequence = max(member.sequence, sequence)
             return []
-        dead = [r for r in self._members if r.peer == replica.peer]
-        known = [self._members[r] for r in dead]
+        known = [m for m in self._members.values() if m.replica.peer == replica.peer]
         moved_since = any(m.stage != stage and m.sequence > sequence for m in known)
+        dead = [m.replica for m in known if m.stage == stage or m.sequence]
         if moved_since or self._superseded.get(replica, now) > now:
             return []
         self._superseded = {r: until for r, until in self._superseded.items() if until > now}

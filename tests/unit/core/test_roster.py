@@ -81,6 +81,17 @@ def test_of_two_stages_that_show_a_peer_the_later_announcement_counts() -> None:
     assert roster.announced(A, 0, 2.0, 8) == []
 
 
+def test_of_two_stages_without_known_order_none_is_taken_for_old() -> None:
+    """A trainer that has just come may have found a peer without its announcement."""
+    roster = Roster(Backoff(1.0))
+    roster.announced(A_AGAIN, 1, 0.0)
+    assert roster.announced(A, 0, 1.0, 8) == []
+    assert [m.replica for m in roster.to_ask(1.0, FRESH)] == [A_AGAIN, A]
+    roster.forget(A, 1.0)  # the peer has said that it is not that boot any more
+    assert roster.announced(A, 0, 2.0, 8) == []
+    assert [m.replica for m in roster.all()] == [A_AGAIN]
+
+
 def test_a_peer_that_begins_again_at_its_stage_may_have_a_clock_that_was_set_back() -> None:
     roster = Roster(Backoff(1.0))
     roster.announced(A, 0, 0.0, 8)
