@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+FOREVER = float("inf")
+
 
 class _Key(Protocol):
     """Hashable and ordered: of two things with the same time the lesser comes first."""
@@ -35,7 +37,7 @@ class Alarms(Generic[Key]):
 
     def at(self, key: Key, time: float) -> None:
         """``key`` is due at ``time``, unless that moves on."""
-        if time < self._set.get(key, float("inf")):
+        if time < self._set.get(key, FOREVER):
             self._set[key] = time
             heapq.heappush(self._heap, (time, key))
 
@@ -56,7 +58,7 @@ class Alarms(Generic[Key]):
             del self._set[key]
             heapq.heappop(heap)
             self.at(key, due)
-        return float("inf")
+        return FOREVER
 
     def due(self, now: float) -> list[Key]:
         """Whatever is due: in order of time. It is called for once."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm.core import journey
-from swarm.core.estimates import Estimate
 from swarm.core.intake import Kind
 from swarm.core.journey import Ask, Journey, Phase, Route, Silent
+from swarm.core.pace import Pace, Stamps
 from swarm.core.tally import Tally
 from swarm.core.wiring import Window, Wiring
 from swarm.types import Attempt, Mark, Replica, Stamp
@@ -57,43 +57,6 @@ class Launch:
 
 
 Instruction = Launch | Ask | Silent
-
-
-class Stamps:
-    """The one counter from which a trainer numbers all that it sends."""
-
-    def __init__(self, make: Callable[[int], Stamp]) -> None:
-        self._make = make
-        self._n = 0
-
-    def take(self) -> Stamp:
-        self._n += 1
-        return self._make(self._n)
-
-
-class Pace:
-    """How long attempts take, to know when one is late. Lives longer than a step.
-
-    The limit follows measured times, with a floor for noise; before anything was measured it is
-    generous, since first passes are slow everywhere.
-    """
-
-    FACTOR = 3.0
-    FIRST = 6.0
-    GROWTH = 1.5
-
-    def __init__(self, floor_s: float) -> None:
-        self._floor_s = floor_s
-        self._attempt = Estimate()
-
-    def took(self, seconds: float) -> None:
-        self._attempt.update(seconds)
-
-    def limit_s(self, tries: int) -> float:
-        """How long an attempt may be without news, at its try number ``tries`` (0 is first)."""
-        known = self._attempt.value
-        base = self.FIRST * self._floor_s if known is None else self.FACTOR * known
-        return max(self._floor_s, base) * self.GROWTH ** min(tries, 8)
 
 
 @dataclass(slots=True)
@@ -156,6 +119,10 @@ class Flight:
     def stage_done(self, stage: int) -> bool:
         """Every microbatch is known to have counted in ``stage``."""
         return self._tally.stage_done(stage)
+
+    @property
+    def some_stage_done(self) -> bool:
+        return self._tally.some_stage_done
 
     def held_by(self, stage: int, replica: Replica) -> frozenset[int]:
         return self._tally.held_by(stage, replica)
@@ -314,8 +281,9 @@ class Flight:
         return self._tally.deadline()
 
     def _asked(self, todo: list[Instruction]) -> list[Instruction]:
-        for m in {do.m for do in todo if isinstance(do, Ask)}:
-            self._close(self._latest[m])
+        if todo:
+            for m in dict.fromkeys([do.m for do in todo if isinstance(do, Ask)]):
+                self._close(self._latest[m])
         return todo
 
     def loss(self) -> float:

@@ -72,10 +72,16 @@ class Members:
 
         The same object as long as nothing changes.
         """
-        views = [self._look(view, self._serving(s)) for s, view in enumerate(self._workers)]
-        found = tuple([view.members or self.of(stage) for stage, view in enumerate(views)])
+        for stage, view in enumerate(self._workers):
+            found = self._serving(stage)
+            if found is not view.found or view.removals != self._removals:
+                self._look(view, found)
+            if not view.members:
+                self.of(stage)
         if self._changes != self._seen:
-            self._seen, self._last = self._changes, found
+            views = zip(self._workers, self._members, strict=True)
+            self._last = tuple([view.members or member.members for view, member in views])
+            self._seen = self._changes
         return self._last
 
     def _look(self, view: _View, found: Sequence[Replica]) -> _View:

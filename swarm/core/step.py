@@ -113,6 +113,7 @@ class Step:
         self._todo: list[Instruction] = []
         self._applied: list[set[Replica]] = [set() for _ in closings]
         self._reset_at: dict[Replica, Stamp] = {}
+        self._begun = False
 
     # -- events -----------------------------------------------------------------------------
 
@@ -124,8 +125,10 @@ class Step:
         if receipt.verdict == fly.DROPPED and self.flight.expects(receipt):
             self.closings[stage].reopen()
         alone = receipt.verdict == fly.NOT_FINITE and len(self._members.of(stage)) < 2
-        self._add(self.flight.receipt(receipt, alone, now), now)
-        self.unreachable(receipt.skipped)
+        if found := self.flight.receipt(receipt, alone, now):
+            self._add(found, now)
+        if receipt.skipped:
+            self.unreachable(receipt.skipped)
 
     def _current(self, replica: Replica, stamp: Stamp) -> bool:
         """Whether what ``replica`` says of ``stamp`` still holds: no reset, no decision since."""
@@ -239,9 +242,11 @@ class Step:
     def advance(self, now: float) -> list[Instruction]:
         """All that is to be done now; call it after every event and at ``deadline``."""
         if self.decision is None:
-            self._add(self.flight.tick(now), now)
-            for closing in self.closings:
-                self._add(closing.tick(now), now)
+            if late := self.flight.tick(now):
+                self._add(late, now)
+            if self._begun:
+                for closing in self.closings:
+                    self._add(closing.tick(now), now)
             self._go_on(now)
         todo, self._todo = self._todo, []
         return todo
@@ -250,19 +255,23 @@ class Step:
         if self.flight.void:
             self._decide(skip=True)
             return
-        for closing in self.closings:
-            if closing.phase is close.Phase.OPEN and self.flight.stage_done(closing.stage):
+        if self.flight.some_stage_done:
+            for closing in self.closings:
                 self._close(closing, self._members.of(closing.stage), now)
-        self._add(self.flight.fill(self._members.workers(), now), now)
+        if found := self.flight.fill(self._members.workers(), now):
+            self._add(found, now)
         if self.flight.done and all(c.phase is close.Phase.READY for c in self.closings):
             self._decide(skip=False)
 
     def _close(self, closing: Closing, members: Sequence[Replica], now: float) -> None:
-        if not members:
+        if closing.phase is not close.Phase.OPEN or not members:
+            return
+        if not self.flight.stage_done(closing.stage):
             return
         self.flight.keep_only(closing.stage, members)
         if not self.flight.stage_done(closing.stage):
             return
+        self._begun = True
         expected = {r: self.flight.held_by(closing.stage, r) for r in members}
         self._add(closing.prepare(self._stamps.take(), expected, now), now)
 
@@ -302,7 +311,9 @@ class Step:
         """When ``advance`` has something to do even if nothing happens."""
         if self.decision is not None:
             return float("inf")
-        return min(self.flight.deadline(), *(closing.deadline for closing in self.closings))
+        if not self._begun:
+            return self.flight.deadline()
+        return min(self.flight.deadline(), *[closing.deadline for closing in self.closings])
 
     def _add(self, found: Sequence[fly.Instruction | close.Instruction], now: float) -> None:
         for do in found:

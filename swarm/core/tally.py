@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Mapping
 
 from swarm.core.alarms import Alarms
@@ -24,8 +25,10 @@ class Tally:
         self.void = False
         self._idle: list[int] = []
         self._queued: set[int] = set()
-        self._held: dict[int, dict[Replica, set[int]]] = {}
+        self._held: defaultdict[int, defaultdict[Replica, set[int]]]
+        self._held = defaultdict(lambda: defaultdict(set))
         self._counts: dict[int, int] = {}
+        self._full: set[int] = set()
         self._alarms: Alarms[int] = Alarms(lambda m: journeys[m].deadline)
         for trip in journeys.values():
             for stage, replica in trip.holders.items():
@@ -53,8 +56,10 @@ class Tally:
 
     def held(self, trip: Journey, stage: int, replica: Replica) -> None:
         """``replica`` is now known to hold ``trip`` for ``stage``."""
-        self._held.setdefault(stage, {}).setdefault(replica, set()).add(trip.m)
-        self._counts[stage] = self._counts.get(stage, 0) + 1
+        self._held[stage][replica].add(trip.m)
+        count = self._counts[stage] = self._counts.get(stage, 0) + 1
+        if count == len(self._journeys):
+            self._full.add(stage)
 
     def uncounted(self, trip: Journey, stage: int, replica: Replica) -> None:
         """``replica`` no longer holds ``trip`` for ``stage``."""
@@ -63,6 +68,7 @@ class Tally:
         if not held[replica]:
             del held[replica]
         self._counts[stage] -= 1
+        self._full.discard(stage)
 
     # -- what is true of all ----------------------------------------------------------------
 
@@ -72,14 +78,18 @@ class Tally:
 
     def stage_done(self, stage: int) -> bool:
         """Every microbatch is known to have counted in ``stage``."""
-        return self._counts.get(stage, 0) == len(self._journeys)
+        return stage in self._full or not self._journeys
+
+    @property
+    def some_stage_done(self) -> bool:
+        return bool(self._full) or not self._journeys
 
     def held_by(self, stage: int, replica: Replica) -> frozenset[int]:
-        return frozenset(self._held.get(stage, {}).get(replica, ()))
+        return frozenset(self._held[stage].get(replica, ()))
 
     def holders(self, stage: int) -> list[Replica]:
         """Who holds anything for ``stage``."""
-        return list(self._held.get(stage, {}))
+        return list(self._held[stage])
 
     def held_anywhere(self, replica: Replica) -> list[Journey]:
         """What ``replica`` holds for some stage, oldest first."""

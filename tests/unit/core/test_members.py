@@ -34,6 +34,7 @@ def test_a_tuple_that_is_the_same_object_is_not_looked_at_again() -> None:
     members = Members(1, lambda stage: ready)
     first = members.of(0)
     assert members.of(0) is first
+    assert members.workers() == (first,)
     members.remove(A)
     assert members.of(0) == (B,)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -26,14 +27,19 @@ FOREVER = float("inf")
 class Bench:
     """A step of ``count`` microbatches; ``stages`` says who is READY where."""
 
-    def __init__(self, count: int = 3, stages: Sequence[Sequence[Replica]] = ((A, B, C),)) -> None:
+    def __init__(
+        self,
+        count: int = 3,
+        stages: Sequence[Sequence[Replica]] = ((A, B, C),),
+        kind: type[Journey] = Journey,
+    ) -> None:
         self.ready = [list(stage) for stage in stages]
         self.stamps = Stamps(lambda n: Stamp(TERM, n))
         self.decided: list[tuple[list[float], bool]] = []
         self.serving: Callable[[int], list[Replica]] = lambda stage: list(self.ready[stage])
         self.wiring = Wiring(len(stages), ban=Backoff(1.0))
         flight = Flight(
-            [Journey(m, len(stages), answer_s=3.0) for m in range(count)],
+            [kind(m, len(stages), answer_s=3.0) for m in range(count)],
             FRESH,
             wiring=self.wiring,
             window=Window(8, least=1, most=8),
@@ -549,3 +555,31 @@ def test_no_round_is_opened_while_nobody_is_a_member() -> None:
     assert bench.advance() == []
     bench.ready[0] = there
     assert len(only(Prepare, bench.advance())) == 3, "what they hold still counts"
+
+
+def test_whom_a_replica_could_not_reach_is_probed_if_it_is_a_member() -> None:
+    bench = Bench()
+    bench.advance()
+    bench.step.receipt(replace(bench.told(0, A), skipped=(B, D)), 1.0)
+    assert only(Probe, bench.advance(1.0)) == [Probe(B)]
+
+
+class Touched(Journey):
+    """Counts how often anybody looks at a microbatch, or has it do something."""
+
+    count = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Touched.count += 1
+        return super().__getattribute__(name)
+
+
+def test_an_event_touches_its_own_microbatch_and_no_other() -> None:
+    bench = Bench(count=2000, kind=Touched)
+    bench.advance()
+    Touched.count = 0
+    for m in range(8):
+        bench.step.receipt(bench.told(m, A), 1.0)
+        bench.advance(1.0)
+        bench.step.deadline()
+    assert 0 < Touched.count < 8 * 200, "going over all would be 16,000 for each question"

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from swarm.core.backoff import Backoff
-from swarm.core.wiring import AWAY, FIRST_GUESS_S, PROBES, Load, Window, Wiring
+from swarm.core.ranking import FIRST_GUESS_S
+from swarm.core.server import PROBES
+from swarm.core.wiring import AWAY, Load, Window, Wiring
 from swarm.types import Replica, Stamp, Term
 
 TERM = Term(1, "aa")
@@ -256,7 +258,7 @@ def test_a_stage_without_replicas_offers_nobody(wiring: Wiring, rng: random.Rand
 def test_a_short_list_has_the_best_first_and_no_more_than_asked(
     wiring: Wiring, rng: random.Random
 ) -> None:
-    measured(wiring, {A: 1.0, B: 4.0, C: 2.0, D: 0.5})
+    measured(wiring, {A: 1.0, B: 5.0, C: 2.0, D: 0.5})
     assert wiring.choose(0, stamp(1), 0.0, rng) == (B, C, A)
     assert wiring.choose(0, stamp(2), 0.0, rng, most=2) == (B, C)
 
@@ -366,6 +368,35 @@ def test_the_gone_are_not_chosen_and_owe_nothing_when_they_return(
     assert wiring.choose(0, stamp(2), 0.0, rng) == (B,)
     wiring.sync(0, [A, B])
     assert load(wiring, A) == Load(A, 1 / 4, 0, served)
+
+
+def test_whoever_leaves_one_stage_still_owes_another(wiring: Wiring, rng: random.Random) -> None:
+    wiring.sync(0, [A])
+    wiring.sync(1, [B])
+    for stage in (0, 1):
+        wiring.choose(stage, stamp(1), 0.0, rng)
+    wiring.sync(0, [])
+    wiring.sync(0, [A])
+    assert load(wiring, A).outstanding == 0
+    assert load(wiring, B, 1).outstanding == 1
+    wiring.closed(stamp(1))
+    assert load(wiring, B, 1).outstanding == 0
+
+
+def test_who_serves_is_looked_at_again_unless_it_is_the_same_tuple(
+    wiring: Wiring, rng: random.Random
+) -> None:
+    stages = ((A,), (B,))
+    assert wiring.serve(stages)
+    assert not wiring.serve(stages)
+    wiring.sync(0, [C])
+    assert wiring.serve(stages), "somebody else said otherwise meanwhile"
+    assert wiring.choose(0, stamp(1), 0.0, rng) == (A,)
+    lists = [[A], [B]]
+    wiring.serve(lists)
+    lists[0].append(C)
+    assert wiring.serve(lists)
+    assert set(wiring.choose(0, stamp(2), 0.0, rng)) == {A, C}
 
 
 def test_a_fresh_announcement_ends_a_ban(wiring: Wiring, rng: random.Random) -> None:

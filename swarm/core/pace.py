@@ -1,0 +1,45 @@
+"""How a trainer numbers what it sends, and when it calls an attempt late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarm.core.estimates import Estimate
+from swarm.types import Stamp
+
+
+class Stamps:
+    """The one counter from which a trainer numbers all that it sends."""
+
+    def __init__(self, make: Callable[[int], Stamp]) -> None:
+        self._make = make
+        self._n = 0
+
+    def take(self) -> Stamp:
+        self._n += 1
+        return self._make(self._n)
+
+
+class Pace:
+    """How long attempts take, to know when one is late. Lives longer than a step.
+
+    The limit follows measured times, with a floor for noise; before anything was measured it is
+    generous, since first passes are slow everywhere.
+    """
+
+    FACTOR = 3.0
+    FIRST = 6.0
+    GROWTH = 1.5
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._attempt = Estimate()
+
+    def took(self, seconds: float) -> None:
+        self._attempt.update(seconds)
+
+    def limit_s(self, tries: int) -> float:
+        """How long an attempt may be without news, at its try number ``tries`` (0 is first)."""
+        known = self._attempt.value
+        base = self.FIRST * self._floor_s if known is None else self.FACTOR * known
+        return max(self._floor_s, base) * self.GROWTH ** min(tries, 8)
