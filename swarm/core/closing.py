@@ -105,6 +105,7 @@ class Closing:
         self._contributors: tuple[Replica, ...] = ()
         self._expected: dict[Replica, frozenset[int]] = {}
         self._missed: dict[Replica, tuple[Replica, ...]] = {}
+        self._present: set[Replica] = set()
         self._silent: set[Replica] = set()
         self._fetches: dict[Replica, int] = {}
         self._suspect: Replica | None = None
@@ -118,7 +119,7 @@ class Closing:
         """Open a round among the keys of ``expected`` (in that order of adding)."""
         self.phase, self.round, self.latest = Phase.SUMMING, stamp, stamp
         self.irreplaceable = False
-        self.members = tuple(expected)
+        self.members, self._present = tuple(expected), set(expected)
         self._expected = dict(expected)
         self._contributors = tuple(member for member in self.members if expected[member])
         self.votes, self._missed, self._fetches = {}, {}, {}
@@ -140,7 +141,7 @@ class Closing:
 
     def vote(self, replica: Replica, vote: Vote) -> None:
         """``replica`` holds the whole sum. Votes of other rounds and strangers are ignored."""
-        if vote.round != self.round or replica not in self.members:
+        if vote.round != self.round or replica not in self._present:
             return
         self.votes[replica] = vote
         self._silent.discard(replica)
@@ -150,7 +151,7 @@ class Closing:
         self, replica: Replica, round_: Stamp, missed: Sequence[Replica], now: float
     ) -> list[Instruction]:
         """``replica`` takes part; while asked again, it says from whom pieces are missing."""
-        if round_ != self.round or self.phase is not Phase.PROBING or replica not in self.members:
+        if round_ != self.round or self.phase is not Phase.PROBING or replica not in self._present:
             return []
         self._silent.discard(replica)
         self._missed[replica] = tuple(missed)
@@ -182,7 +183,7 @@ class Closing:
     def _judge(self, now: float) -> list[Instruction]:
         """All that answer have answered: the silent go, else laggards fetch, else one goes."""
         silent = [member for member in self.members if member in self._silent]
-        lacking = [m for m in self.members if m not in self.votes and m not in silent]
+        lacking = [m for m in self.members if m not in self.votes and m not in self._silent]
         self.phase = Phase.SUMMING
         self.deadline = now + self._limit_s * 2.0 ** min(self.rounds, 6)
         if silent:
@@ -231,10 +232,11 @@ class Closing:
 
         So it is for one that was removed before, came back empty, and is gone again.
         """
-        if replica not in self.members:
+        if replica not in self._present:
             return self.round is not None and replica in self._expected
         stands = bool(self.votes)
         self.members = tuple(member for member in self.members if member != replica)
+        self._present.discard(replica)
         self.votes.pop(replica, None)
         self._silent.discard(replica)
         if stands and self.votes:
@@ -252,11 +254,11 @@ class Closing:
         self.irreplaceable = False
         self.phase, self.round = Phase.OPEN, None
         self.deadline = float("inf")
-        self.votes, self.members, self._silent = {}, (), set()
+        self.votes, self.members, self._present, self._silent = {}, (), set(), set()
 
     def _if_ready(self) -> None:
-        if set(self.votes) != set(self.members):
-            return
+        if len(self.votes) < len(self.members):
+            return  # only members vote
         if len({vote.digest for vote in self.votes.values()}) == 1:
             self.phase, self.deadline = Phase.READY, float("inf")
             return

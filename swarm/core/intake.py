@@ -6,6 +6,7 @@ needs no room, so something can always move (the last stage waits for nobody).
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -65,6 +66,9 @@ class Intake:
         self.bar: Stamp | None = None
         self._waiting: dict[tuple[Kind, Stamp], Job] = {}
         self._undecoded: set[tuple[Kind, Stamp]] = set()
+        self._ready: list[tuple[bool, int, str, int, Kind, Stamp]] = []
+        self._forwards = self._reserved = 0
+        self._next_expiry = float("inf")
         self._running: Job | None = None
         self._contexts: dict[Stamp, Job] = {}
         self._newest: dict[tuple[int, bool], Stamp] = {}
@@ -121,10 +125,9 @@ class Intake:
             return None
         self._supersede(job.attempt)
         self.expire(now)
-        forwards = [j for (kind, _), j in self._waiting.items() if kind is Kind.FORWARD]
-        if len(forwards) >= self._queue_bound:
-            return Reply(Outcome.BUSY, f"{len(forwards)} microbatches wait here")
-        reserved = len(self._contexts) + sum(self.leaves_context(j.attempt) for j in forwards)
+        if self._forwards >= self._queue_bound:
+            return Reply(Outcome.BUSY, f"{self._forwards} microbatches wait here")
+        reserved = len(self._contexts) + self._reserved
         if self._running is not None and self._running.kind is Kind.FORWARD:
             reserved += self.leaves_context(self._running.attempt)
         if self.leaves_context(job.attempt) and reserved >= self._context_bound:
@@ -143,23 +146,39 @@ class Intake:
         self._waiting[key] = job
         self._undecoded.add(key)
         self._taken.add(key)
+        self._next_expiry = min(self._next_expiry, job.expires_at)
+        self._reckon(job, 1)
+
+    def _reckon(self, job: Job, change: int) -> None:
+        """``change`` more jobs such as ``job`` wait."""
+        if job.kind is Kind.FORWARD:
+            self._forwards += change
+            self._reserved += change * self.leaves_context(job.attempt)
 
     def decoded(self, kind: Kind, stamp: Stamp) -> bool:
         """The payload of an accepted job is there: it may run. False if it has ended meanwhile."""
         self._undecoded.discard((kind, stamp))
-        return (kind, stamp) in self._waiting
+        if (kind, stamp) not in self._waiting:
+            return False
+        term = stamp.term
+        place = (kind is Kind.FORWARD, term.number, term.boot, stamp.n, kind, stamp)
+        heapq.heappush(self._ready, place)
+        return True
 
     # -- what runs ------------------------------------------------------------------------
 
     def next(self, now: float) -> Job | None:
         """The job to run now: backward before forward, older before younger; None if idle."""
         self.expire(now)
-        ready = [key for key in self._waiting if key not in self._undecoded]
-        if self._running is not None or not ready:
-            return None
-        kind, stamp = min(ready, key=lambda key: (key[0] is Kind.FORWARD, key[1]))
-        self._running = self._waiting.pop((kind, stamp))
-        return self._running
+        if not self._waiting:
+            self._ready.clear()  # what has ended meanwhile
+        while self._running is None and self._ready:
+            key = heapq.heappop(self._ready)[-2:]
+            self._running = self._waiting.pop(key, None)
+            if self._running is not None:
+                self._reckon(self._running, -1)
+                return self._running
+        return None
 
     def finished(self, job: Job) -> bool:
         """``job`` has been computed. True if its result still matters (not cancelled meanwhile).
@@ -174,6 +193,7 @@ class Intake:
         if job.kind is Kind.FORWARD:
             if alive and self.leaves_context(job.attempt):
                 self._contexts[stamp] = job
+                self._next_expiry = min(self._next_expiry, job.expires_at)
             else:
                 self._freed.append(stamp)
         return alive
@@ -223,6 +243,7 @@ class Intake:
         self.mark = mark
         for job in self._jobs():
             self._end(job.attempt.stamp)
+        self._ready.clear()
         self._newest.clear()
         self._answers.clear()
         self._taken.clear()
@@ -230,9 +251,12 @@ class Intake:
 
     def expire(self, now: float) -> None:
         """End contexts and queued jobs whose time limit has passed."""
+        if now < self._next_expiry:
+            return
         for job in self._jobs():
             if job.expires_at <= now:
                 self._end(job.attempt.stamp)
+        self._next_expiry = min((job.expires_at for job in self._jobs()), default=float("inf"))
 
     def take_freed(self) -> list[Stamp]:
         """Stamps whose payloads and graphs the shell may forget; emptied by the call."""
@@ -268,8 +292,10 @@ class Intake:
         return [*self._contexts.values(), *self._waiting.values()]
 
     def _end(self, stamp: Stamp) -> None:
-        for kind in Kind:
-            self._waiting.pop((kind, stamp), None)
+        for kind in (Kind.FORWARD, Kind.BACKWARD):
+            ended = self._waiting.pop((kind, stamp), None)
+            if ended is not None:
+                self._reckon(ended, -1)
             self._undecoded.discard((kind, stamp))
         self._contexts.pop(stamp, None)
         self._freed.append(stamp)

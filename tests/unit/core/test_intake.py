@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -340,6 +341,38 @@ def test_a_job_runs_only_once_its_payload_is_decoded() -> None:
     assert order(intake) == [(Kind.FORWARD, 2)]
     assert intake.decoded(Kind.FORWARD, stamp(1))
     assert order(intake) == [(Kind.FORWARD, 1)]
+
+
+def test_a_job_that_comes_again_after_the_mark_was_left_waits_for_its_payload_anew() -> None:
+    intake = make()
+    offer(intake, job(1))
+    intake.leave()
+    intake.advance(MARK)
+    assert intake.offer(job(1), 0, 0.0) is ACCEPTED
+    assert intake.next(0.0) is None
+    intake.decoded(Kind.FORWARD, stamp(1))
+    assert intake.next(0.0) == job(1)
+
+
+class Watched(Job):
+    """Counts how often the queue looks when any job's time is up."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Watched.looks += name == "expires_at"
+        return super().__getattribute__(name)
+
+
+def test_an_offer_or_a_turn_does_not_look_at_all_that_waits() -> None:
+    intake = make(queue=1000, contexts=1000)
+    jobs = [Watched(Kind.FORWARD, job(n).attempt, 1000.0) for n in range(1, 501)]
+    for what in jobs:
+        assert offer(intake, what) is ACCEPTED
+    while (running := intake.next(0.0)) is not None:
+        intake.finished(running)
+    assert intake.held == 500
+    assert Watched.looks < 500 * 10, "all at each turn would be a quarter of a million"
 
 
 def test_a_job_that_ended_while_its_payload_was_decoded_does_not_run() -> None:
