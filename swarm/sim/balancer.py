@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from swarm.core.grants import Grants
 from swarm.core.rebalancing import Move, best_move
 from swarm.core.roster import State
+from swarm.sim.joins import PATIENCE_S
 from swarm.sim.leaving import DRAIN_S
 from swarm.sim.paper import paper_move
 from swarm.sim.world import Moved, Rebalancing
-from swarm.types import PeerId
+from swarm.types import Mark, PeerId
 
 if TYPE_CHECKING:
     from swarm.sim.arrivals import Arrivals
     from swarm.sim.server import Server
     from swarm.sim.simulation import Simulation
 
-PATIENCE_S = 60.0
-"""A granted move that takes this long beyond the drain limit holds up the next no longer."""
+LIMIT_S = DRAIN_S + PATIENCE_S
+"""A move that takes so long after the step in which it was granted holds up the next no longer."""
 
 REST_PERIODS = 2
 """For so many periods after its arrival a replica stays, whatever it finds."""
@@ -33,9 +35,11 @@ class Balancer:
 
     def __init__(self, sim: Simulation, arrivals: Arrivals) -> None:
         self._sim, self._arrivals = sim, arrivals
-        self._grants = Grants(sim.directory.settings, limit_s=DRAIN_S + PATIENCE_S)
+        # How long a move may take depends on the step under way, so that is looked after here.
+        self._grants = Grants(sim.directory.settings, limit_s=inf)
+        self._until: dict[PeerId, tuple[Mark, float]] = {}
+        self._rested_from: dict[PeerId, float] = {}
         self._phase: dict[PeerId, float] = {}
-        self._under_way: dict[PeerId, tuple[int, int]] = {}
 
     def begin(self) -> None:
         world, clock = self._sim.world, self._sim.clock
@@ -69,29 +73,45 @@ class Balancer:
 
     def _ask(self, move: Move) -> None:
         """The mover asks the trainer."""
-        sim = self._sim
+        sim, now = self._sim, self._sim.clock.now
         server = sim.serving.get(move.peer)
-        if server is None or server.mark is None or server in sim.leaving or self._rests(server):
+        if server is None or server.mark is None or server in sim.leaving:
             return
-        self._arrived()
-        reason = self._grants.ask(sim.directory.truth(), move.peer, move.stage, sim.clock.now)
-        if not reason and not self._set_out(server, move.stage, move.reason):
+        if self._rests(server) and move.gain < inf:
+            return
+        self._tidy()
+        if now < self._rested_from.get(move.peer, 0.0):
+            return
+        reason = self._grants.ask(sim.directory.truth(), move.peer, move.stage, now)
+        if reason:
+            return
+        if self._set_out(server, move.stage, move.reason):
+            self._until[move.peer] = (sim.trainer.mark, now + LIMIT_S)
+        else:
             self._grants.ended(move.peer)
 
     def _rests(self, server: Server) -> bool:
+        """It has not served for long; before the first step there is nothing to rest from."""
         rest_s = REST_PERIODS * self._sim.world.rebalance_s
         begun = self._sim.trainer.mark.t > 0
         return begun and self._sim.clock.now < server.since + rest_s
 
-    def _arrived(self) -> None:
-        """Who serves where it was to go is on its way no longer."""
-        sim = self._sim
+    def _tidy(self) -> None:
+        """End what is over: moves of those who have arrived, are gone, or take too long."""
+        sim, now = self._sim, self._sim.clock.now
         for peer, stage in self._grants.under_way.items():
+            mark, until = self._until.pop(peer)
+            if sim.trainer.mark == mark:
+                until = now + LIMIT_S  # the step has to be finished first
+            if now >= until:
+                self._rested_from[peer] = now + LIMIT_S
             server = sim.serving.get(peer)
             member = None if server is None else sim.trainer.members.roster.get(server.me)
             there = member is not None and member.state is State.READY and member.stage == stage
-            if server is None or there:
+            if now >= until or server is None or there:
                 self._grants.ended(peer)
+            else:
+                self._until[peer] = mark, until
 
     def _move_as_paper(self) -> None:
         """The paper's rule: somebody moves every period, and nobody has to be asked."""

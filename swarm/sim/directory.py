@@ -33,10 +33,13 @@ class Directory:
 
     def refresh(self) -> View:
         """All that live announce themselves anew; the dead are forgotten."""
-        servers = self._sim.serving.values()
         self._measure()
-        self._records = {server.host.peer: self.record(server) for server in servers}
+        self._records = {server.host.peer: self.record(server) for server in self._counted()}
         return self.view()
+
+    def _counted(self) -> list[Server]:
+        """Who is there. Those that are about to leave are as good as gone."""
+        return [s for s in self._sim.serving.values() if s not in self._sim.leaving]
 
     def _measure(self) -> None:
         """Little's law: the time that all have waited, over the time that has passed."""
@@ -64,11 +67,9 @@ class Directory:
             rate if measured else 0.0,
             self._queued.get(peer, 0.0),
             machine.memory_bytes,
-            settled=server.mark is not None and server not in sim.leaving,
+            settled=server.mark is not None,
         )
 
     def truth(self) -> View:
         """What the trainer knows itself: who serves now, and how fast."""
-        return View(
-            self._sim.costs.needs, [self.record(server) for server in self._sim.serving.values()]
-        )
+        return View(self._sim.costs.needs, [self.record(server) for server in self._counted()])

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swarm.types import Mark
-
 if TYPE_CHECKING:
     from swarm.sim.server import Server
     from swarm.sim.simulation import Simulation
@@ -15,7 +13,8 @@ if TYPE_CHECKING:
 DRAIN_S = 60.0
 """After so long one that has to go does so, come what may."""
 
-AGAIN_S = 1.0
+AGAIN_S = 0.25
+"""Before the trainer is asked once more."""
 
 
 class Leaving:
@@ -24,6 +23,7 @@ class Leaving:
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
         self._leaving: dict[Server, Callable[[], None]] = {}
+        self._waiting: set[Server] = set()
 
     def begin(
         self, server: Server, then: Callable[[], None], *, wait: bool = True, insist: bool = True
@@ -62,19 +62,24 @@ class Leaving:
             again = partial(self._ask, server, done=done, wait=wait, insist=insist)
             sim.clock.after(AGAIN_S, again)
         elif has_part and wait:
-            self._wait(server, server.mark)
+            self._waiting.add(server)
         else:
             self._go(server)
         return True
 
-    def _wait(self, server: Server, mark: Mark | None) -> None:
-        """Until it has applied the step."""
-        if server not in self._leaving:
-            return
-        if server.mark != mark:
-            self._ask(server, done=True, wait=False, insist=True)
-        else:
-            self._sim.clock.after(AGAIN_S / 4, self._wait, server, mark)
+    def applied(self, server: Server) -> None:
+        """It has applied a step: was that the one it waited for?"""
+        if server in self._waiting:
+            self._waiting.discard(server)
+            self._sim.clock.at(self._sim.clock.now, self._ask_again, server)
+
+    def _ask_again(self, server: Server) -> None:
+        self._ask(server, done=True, wait=False, insist=True)
+
+    def ended(self, server: Server) -> None:
+        """It has died before it could go."""
+        self._leaving.pop(server, None)
+        self._waiting.discard(server)
 
     def _go(self, server: Server) -> None:
         """It says goodbye, so nobody has to find out."""

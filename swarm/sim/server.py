@@ -242,6 +242,7 @@ class Server:
         self.ledger.advance(mark)
         self.intake.advance(mark)
         self._free()
+        self.sim.leaving.applied(self)
 
     def vote(self, round_: Stamp) -> None:
         """The sum of the round is whole here, unless the round has ended meanwhile."""

@@ -132,6 +132,7 @@ class Simulation:
         if server is None:
             return
         self.joins.ended(server)
+        self.leaving.ended(server)
         self.moving.pop(host.peer, None)
         for call in list(server.calls):
             call.broken()
