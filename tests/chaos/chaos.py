@@ -14,6 +14,7 @@ from peers.leading import Start
 from peers.memory import MemoryNetwork
 from peers.steps import StepDone
 from peers.trainer import Trainer
+from swarm.core.rebalancing import Need
 from swarm.manifest import Manifest
 from swarm.types import PeerId
 from tests.chaos.audit_realm import RealmAudit
@@ -36,13 +37,16 @@ LIMIT_S = 240.0
 REST_S = 120.0
 """So long may it take after the last fault until every node that lives is a member."""
 
+NEEDS = (Need(1.0), Need(1.0))
+"""What the stages take, for schedules in which nodes move."""
+
 TRAINERS = 3
 PACES = (1.0, 1.0, 1.7, 4.0)
 
 
 @functools.lru_cache(maxsize=64)
 def manifest_of(
-    *, counting: bool, steps: int, replicas: int, checkpoint_every: int, tight: bool
+    *, counting: bool, steps: int, replicas: int, checkpoint_every: int, tight: bool, moves: bool
 ) -> Manifest:
     changes: dict[str, object] = {
         "model__kind": TINY,
@@ -68,6 +72,9 @@ def manifest_of(
         "periods__ban_s": 0.5,
         "periods__drain_s": 10.0,
     }
+    if moves:
+        changes |= {"rebalancing__period_s": 0.4, "periods__announce_s": 0.5}
+        changes |= {"periods__watch_s": 0.3, "start__replicas": 1}
     if tight:
         changes |= {"limits__queue": 1, "limits__contexts": 2, "limits__graphs": 1}
     return digits_manifest(**changes)
@@ -76,7 +83,9 @@ def manifest_of(
 @functools.lru_cache(maxsize=16)
 def expected(steps: int) -> tuple[str, list[float]]:
     """SHA-256 of the final weights, and the losses, of the run in one process."""
-    manifest = manifest_of(counting=False, steps=steps, replicas=1, checkpoint_every=0, tight=False)
+    manifest = manifest_of(
+        counting=False, steps=steps, replicas=1, checkpoint_every=0, tight=False, moves=False
+    )
     run = reference(manifest, steps)
     return run.sha256, [result.loss for result in run.results]
 
@@ -219,6 +228,7 @@ def run(schedule: Schedule) -> Outcome:
         replicas=schedule.replicas,
         checkpoint_every=schedule.checkpoint_every,
         tight=schedule.tight,
+        moves=schedule.moves,
     )
     eye = Eye(random.Random(schedule.seed + 1))
     kept: list[ChaosRealm] = []
@@ -230,6 +240,8 @@ def run(schedule: Schedule) -> Outcome:
             realm = ChaosRealm(
                 manifest, network, _store(schedule), eye, tasks, schedule.seed, schedule=schedule
             )
+            if schedule.moves:
+                realm.needs = NEEDS
             realm.audit = RealmAudit(realm, counting=schedule.counting)
             kept.append(realm)
             violence = Violence(realm, eye, befell)
@@ -266,10 +278,17 @@ async def _live(realm: ChaosRealm, violence: Any) -> None:
     realm.seat()
     for number in range(schedule.standbys):
         realm.seat(Start.STANDBY, key=2 + number)
-    for _ in range(schedule.replicas):
-        for stage in range(realm.manifest.stages.count):
-            await realm.node(stage)
+    for stage in _first_stages(schedule, realm.manifest.stages.count):
+        await realm.node(stage)
     await realm.finished.wait()
+
+
+def _first_stages(schedule: Schedule, stages: int) -> list[int]:
+    """Where the first nodes begin: where they move, in no good order."""
+    if not schedule.moves:
+        return list(range(stages)) * schedule.replicas
+    rng = random.Random(schedule.seed + 3)
+    return [rng.randrange(stages) for _ in range(stages * schedule.replicas)]
 
 
 def _store(schedule: Schedule) -> MemoryDirectoryStore:

@@ -164,6 +164,8 @@ class Realm(Nodes):
             audience=seat,
             blocking=at_once,
         )
+        if self.needs is not None:
+            seat.leader.needs = self.needs
         self.seats.append(seat)
         self.tasks.start_soon(self._live, seat, start)
         return seat

@@ -81,7 +81,8 @@ class Schedule:
     """One run, whole. ``counting``: see ``tests.chaos.audit``; else bits are compared.
 
     ``standbys``: trainers beside the first; ``skew``: clocks are up to ten minutes apart;
-    ``tight``: queues and contexts that hold next to nothing.
+    ``tight``: queues and contexts that hold next to nothing. ``moves``: nodes move between the
+    stages, all the time.
     """
 
     seed: int
@@ -94,6 +95,7 @@ class Schedule:
     staleness_s: float = 0.0
     skew: bool = False
     tight: bool = False
+    moves: bool = False
 
     def keep(self, numbers: Collection[int]) -> Schedule:
         """With only the faults of these numbers."""
@@ -115,7 +117,7 @@ class Schedule:
             f"seed {self.seed}: {'counting' if self.counting else 'bits'}, {self.steps} steps, "
             f"{self.replicas} replicas, {self.standbys} standbys, "
             f"checkpoint every {self.checkpoint_every}, staleness {self.staleness_s:g} s, "
-            f"skew {self.skew}, tight {self.tight}"
+            f"skew {self.skew}, tight {self.tight}{', moves' if self.moves else ''}"
         )
         return "\n".join([head, *(f"  {i}: {fault}" for i, fault in enumerate(self.faults))])
 
@@ -266,6 +268,10 @@ class Draw:
         return [*often, *often, *often, *seldom, *seldom, self.join, self.leave]
 
 
+MOVING = 1_000_000
+"""From this seed on nodes move."""
+
+
 def draw(seed: int) -> Schedule:
     """The schedule of ``seed``: odd ones count microbatches, even ones compare bits."""
     rng = random.Random(seed)
@@ -285,4 +291,5 @@ def draw(seed: int) -> Schedule:
         staleness_s=rng.choice([0.0] * 8 + [1.0, 3.0]),
         skew=rng.random() < 0.15,
         tight=rng.random() < 0.2,
+        moves=seed >= MOVING,
     )

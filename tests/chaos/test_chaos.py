@@ -15,11 +15,13 @@ import pytest
 from tests.chaos.aimed import aim
 from tests.chaos.chaos import run
 from tests.chaos.rules import RULES, switched_off
-from tests.chaos.schedule import Fault, Schedule, What, When, draw
+from tests.chaos.schedule import MOVING, Fault, Schedule, What, When, draw
 from tests.chaos.shrink import Smaller, alike, shrink, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, CHUNK = 200, 20
+OF_MOVES = 60
+"""Seeds in which nodes also move between the stages."""
 
 REGRESSIONS: dict[str, Smaller] = {
     "an abandoned replica at a higher mark never joined at step 0": Smaller(298, tuple(range(8))),
@@ -29,6 +31,8 @@ REGRESSIONS: dict[str, Smaller] = {
     "a lease ran out while a trainer polled": whole(23246),
     "one that refused a decision was asked again without a pause": whole(23066),
     "two replicas of a lost stage each waited for the other to load the checkpoint": whole(23490),
+    "after a takeover an old record of a mover was taken for a restart": whole(MOVING + 3),
+    "so was that of one that had moved more than once": whole(MOVING + 186),
 }
 """What has found a fault once: it must never again."""
 
@@ -42,6 +46,16 @@ def check(schedule: Schedule, replay: str) -> None:
 def test_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
         check(draw(seed), whole(seed).command())
+
+
+@pytest.mark.parametrize("first", range(MOVING, MOVING + OF_MOVES, CHUNK))
+def test_seeds_with_moves(first: int) -> None:
+    moves = 0
+    for seed in range(first, first + CHUNK):
+        outcome = run(draw(seed))
+        assert not outcome.problems, f"{whole(seed).command()}\n{outcome.schedule}"
+        moves += sum(" seat " in e and " moves to stage " in e for e in outcome.events)
+    assert moves > CHUNK / 3, "else nothing is tested"
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
