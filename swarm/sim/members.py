@@ -174,7 +174,7 @@ class Members:
         member = self.roster.get(replica)
         may_follow = member is not None and member.state is not State.BEHIND
         if decision is not None and mark == decision.mark and may_follow:
-            trainer.decide(replica, decision)
+            trainer.instructions.decide(replica, decision)
             return
         if stands is not None and mark == stands.mark:
             self.roster.behind(replica, mark, sim.clock.now + WATCH_S)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from swarm.core.closing import Closing, Fetch, Mismatch, Prepare, Vote
-from swarm.core.flight import Flight, Launch, Pace, Receipt, Stamps
+from swarm.core.closing import Closing, Vote
+from swarm.core.flight import Flight, Pace, Receipt, Stamps
 from swarm.core.hop import Hop
-from swarm.core.journey import Ask, Journey, Phase
-from swarm.core.step import Decide, Decision, Instruction, Probe, Remove, Reset, Step
+from swarm.core.journey import Journey
+from swarm.core.step import Decision, Remove, Step
 from swarm.core.update import Update
 from swarm.core.wiring import Window
-from swarm.sim.calls import Call
+from swarm.sim.instructions import Instructions
 from swarm.sim.members import Members
 from swarm.sim.network import Host
-from swarm.sim.server import Prepared, Server
 from swarm.types import FRESH, Attempt, Mark, Replica, Stamp, Term
 
 if TYPE_CHECKING:
@@ -37,12 +35,12 @@ class Trainer:
         self.term = Term(1, "trainer")
         self.stamps = Stamps(lambda n: Stamp(self.term, n))
         self.members = Members(self)
+        self.instructions = Instructions(self)
         self.wiring: Any = sim.wiring
         self.pace = Pace(sim.attempt_s())
         self.window: Window | None = None
         self.work: Step | None = None
         self.last_decision: Decision | None = None
-        self._told: Decision | None = None
         self._applied = 0
         self._step_s = 0.0
         self._began = 0.0
@@ -131,7 +129,7 @@ class Trainer:
         clock = self.sim.clock
         todo = work.advance(clock.now)
         for do in todo:
-            self._carry_out(work, do)
+            self.instructions.carry_out(work, do)
         if work.finished:
             self._end(work)
             return True
@@ -171,55 +169,6 @@ class Trainer:
             self.sim.clock.at(self._grace_until, self.wake)
         self.members.ask_when_due()
 
-    # -- instructions -------------------------------------------------------------------------
-
-    def _carry_out(self, work: Step, do: Instruction) -> None:
-        match do:
-            case Launch():
-                self._launch(do)
-            case Ask():
-                self._ask(work, do)
-            case Remove():
-                self.members.removed(do.replica, do.reason)
-            case Probe():
-                self.members.probe(do.replica)
-            case Prepare():
-                self._prepare(work, do)
-            case Fetch():
-                self.sim.rounds.fetch(do)
-            case Decide():
-                self._tell(do.decision)
-                self.decide(do.replica, do.decision)
-            case Reset():
-                self.call(
-                    do.replica,
-                    Server.reset,
-                    do.stamp,
-                    self.mark,
-                    False,
-                    answered=_nothing,
-                    why="did not answer a reset",
-                )
-
-    def call(
-        self,
-        replica: Replica,
-        handle: Callable[..., None],
-        *args: Any,
-        answered: Callable[..., None],
-        why: str,
-    ) -> None:
-        """Call ``replica``; who does not answer is removed."""
-        server = self.sim.servers[replica]
-
-        def bound(reply: Callable[..., None], *given: Any) -> None:
-            handle(server, reply, *given)
-
-        def failed() -> None:
-            self.lose(replica, f"{why} (no connection)")
-
-        Call(self.sim, server, bound, args, answered=answered, failed=failed).send()
-
     def lose(self, replica: Replica, reason: str, *, quietly: bool = False) -> None:
         """``replica`` is silent, or gone: whatever is going on goes on without it."""
         if self.work is not None and not self.work.finished:
@@ -227,86 +176,6 @@ class Trainer:
         elif not quietly:
             self.members.removed(replica, reason)
         self.wake()
-
-    def _launch(self, do: Launch) -> None:
-        attempt = do.attempt
-        if self.sim.log is not None:
-            route = " ".join("|".join(r.peer for r in short_list) for short_list in do.route)
-            self.sim.tell(f"launch {attempt.m} {attempt.stamp.n} {route}")
-        tries = self._trip(attempt).tries
-        pause_s = self.sim.launch_pause_s(tries)
-        if pause_s:
-            self.sim.clock.after(pause_s, self._launch_late, do)
-        else:
-            self.sim.way.launch(do)
-
-    def _launch_late(self, do: Launch) -> None:
-        trip = self._trip(do.attempt)
-        if trip.stamp == do.attempt.stamp and trip.phase is Phase.FLYING:
-            self.sim.way.launch(do)
-
-    def _trip(self, attempt: Attempt) -> Journey:
-        assert self.work is not None
-        return self.work.flight.journeys[attempt.m]
-
-    def _ask(self, work: Step, ask: Ask) -> None:
-        stage = self.sim.servers[ask.replica].stage
-
-        def answered(answer: tuple[bool, float | None] | None) -> None:
-            holds, loss = answer or (False, None)
-            work.answered(ask, stage, holds, loss)
-            self.wake()
-
-        why = "did not answer a cancel"
-        self.call(ask.replica, Server.cancel, ask.stamp, ask.m, answered=answered, why=why)
-
-    def _prepare(self, work: Step, do: Prepare) -> None:
-        if do.replica == do.members[0]:
-            members = " ".join(sorted(member.peer for member in do.members))
-            self.sim.tell(f"close {do.stage} {do.round.n} {members}")
-
-        def answered(answer: Prepared | None) -> None:
-            now, replica = self.sim.clock.now, do.replica
-            if answer is None:
-                if work.decision is None:
-                    work.remove(replica, "is at another mark", now)
-            elif answer.holds is not None:
-                work.mismatched(Mismatch(replica, answer.holds), do.round, stage=do.stage)
-            else:
-                if answer.vote is not None:
-                    work.vote(replica, answer.vote, stage=do.stage)
-                work.prepared(replica, do.round, answer.missed, now, stage=do.stage)
-            self.wake()
-
-        why = "did not answer a prepare"
-        mark = work.flight.mark
-        self.call(do.replica, Server.prepare, mark, do, answered=answered, why=why)
-
-    def _tell(self, decision: Decision) -> None:
-        """Write it down, once."""
-        if decision is self._told:
-            return
-        self._told = decision
-        self.sim.tell(f"decide {decision.mark.t}")
-        for counts in decision.counts:
-            counted = " ".join(f"{peer}={count}" for peer, count in sorted(counts.items()))
-            self.sim.tell(f"counts {counted}")
-
-    def decide(self, replica: Replica, decision: Decision) -> None:
-        """Tell the decision until it is answered. Who cannot apply it is behind."""
-        roster = self.members.roster
-        roster.asking(replica, True)
-
-        def answered(mark: Mark | None) -> None:
-            roster.asking(replica, False)
-            if mark == decision.to:
-                self.members.applied(replica, decision)
-            else:
-                self.members.behind(replica, mark)
-            self.wake()
-
-        why = "did not answer a decision"
-        self.call(replica, Server.decide, decision, answered=answered, why=why)
 
     # -- what comes in ------------------------------------------------------------------------
 
@@ -345,7 +214,3 @@ class Trainer:
     def push_failed(self, attempt: Attempt, hop: Hop, reason: str) -> None:
         self.pushed(hop)
         self.hears_of_failure(attempt, reason, ())
-
-
-def _nothing(answer: object) -> None:
-    del answer
