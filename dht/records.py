@@ -124,7 +124,7 @@ class PeerRecord(_Record):
 
     ``samples_per_s``: what it can do when it never waits, measured; 0: not yet. ``queued``:
     microbatches that wait there, on average. ``memory_bytes``: what it has for a stage; 0: it does
-    not say.
+    not say. ``stays``: it will not move to another stage.
     """
 
     kind: Literal["peer"] = "peer"
@@ -135,6 +135,7 @@ class PeerRecord(_Record):
     samples_per_s: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     queued: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     memory_bytes: _Count = 0
+    stays: bool = False
     version: Annotated[str, Field(max_length=64)]
     sequence: _Count = 0
 

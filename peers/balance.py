@@ -18,6 +18,9 @@ from swarm.types import PeerId
 
 GIB = 1 << 30
 
+FULL = -1
+"""Less than any stage takes."""
+
 SETTLED = (PeerState.WAITING, PeerState.READY)
 
 
@@ -35,13 +38,18 @@ def view_of(needs: Sequence[Need], records: Iterable[PeerRecord]) -> View:
                 stage=record.stage,
                 samples_per_s=record.samples_per_s,
                 queued=record.queued,
-                memory_bytes=record.memory_bytes or None,
+                memory_bytes=room_of(record),
                 settled=record.state in SETTLED,
             )
             for record in newest(records).values()
             if record.state is not PeerState.DRAINING
         ],
     )
+
+
+def room_of(record: PeerRecord) -> int | None:
+    """Bytes that it has for a stage; None: it does not say. Nothing fits one that stays."""
+    return FULL if record.stays else record.memory_bytes or None
 
 
 async def look(directory: Directory, manifest: Manifest) -> list[PeerRecord]:

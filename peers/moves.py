@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from peers.balance import settings_of
+from peers.balance import room_of, settings_of
 from swarm.core.grants import Grants
 from swarm.core.rebalancing import Need, Serving, View
 from swarm.core.roster import Member, State
@@ -98,7 +98,7 @@ class Moves:
             if service_s
             else (record.samples_per_s if record else 0.0),
             queued=record.queued if record else 0.0,
-            memory_bytes=(record.memory_bytes or None) if record else None,
+            memory_bytes=room_of(record) if record else None,
             settled=member.state is State.READY and member.mark in trainer.marks,
         )
 

@@ -230,6 +230,7 @@ class Node:
             samples_per_s=meter.samples_per_s,
             queued=meter.queued,
             memory_bytes=0 if self.choice is None else self.choice.memory_bytes,
+            stays=self.choice is None,
             version=__version__,
             sequence=self.sequence,
         )

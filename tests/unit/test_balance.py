@@ -12,7 +12,7 @@ from dht.memory import MemoryDirectory, MemoryDirectoryStore
 from dht.records import PeerRecord, PeerState, TrainerRecord, TrainerState, encode, stage_key
 from peers.balance import GIB, Meter, choose_stage, free_memory, look, settings_of, view_of
 from peers.passes import Counters
-from swarm.core.rebalancing import Need, Settings
+from swarm.core.rebalancing import Move, Need, Settings, Stay, best_move
 from swarm.errors import ConfigError
 from swarm.manifest import Manifest
 
@@ -74,6 +74,24 @@ def test_one_that_has_moved_counts_where_it_is_now():
         assert [len(members) for members in view_of(NEEDS, records).members] == [0, 1]
     left = record(0, 1, sequence=3, state=PeerState.DRAINING)
     assert view_of(NEEDS, [old, left]).peers == ()
+
+
+def test_whoever_stays_counts_and_is_never_the_one_to_move():
+    """Else all would wait for it to move."""
+    rule = Settings(least=1)
+    records = [record(n, 0, samples_per_s=10 - n) for n in range(3)]
+    first = best_move(view_of(NEEDS, records), rule)
+    assert isinstance(first, Move)
+
+    stays = [one.model_copy(update={"stays": one.peer == first.peer}) for one in records]
+    view = view_of(NEEDS, stays)
+    assert len(view.members[0]) == 3
+    second = best_move(view, rule)
+    assert isinstance(second, Move)
+    assert (second.stage, second.peer != first.peer) == (1, True)
+
+    all_stay = view_of(NEEDS, [one.model_copy(update={"stays": True}) for one in records])
+    assert isinstance(best_move(all_stay, rule), Stay)
 
 
 def test_the_rule_follows_the_manifest():
