@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 from dht.envelope import _open
@@ -178,6 +179,7 @@ def figures_of(peers: int, sizes: Sizes) -> dict[str, float]:
     rate = members / compute_s(LAYERS[-1], TFLOPS) * 4 / 3  # three passes of work, not four
     # A microbatch: a launch, two receipts of each stage but the last, one of that.
     receipts = rate * (2 * STAGES - 1)
+    sum_s = 2 * (members - 1) / members * 4 * PARAMETERS / LINK
     step_s = Batch.model_fields["microbatches"].metadata[1].le / rate
     pieces = max(PARAMETERS / PIECE, members * PIECES_PER_MEMBER)
     sends = 2 * pieces * (members - 1) / members
@@ -197,8 +199,10 @@ def figures_of(peers: int, sizes: Sizes) -> dict[str, float]:
         "prepare_bytes": members * members * sizes.prepare_per_member * STAGES,
         "decide_bytes": peers * peers * sizes.decide_per_peer,
         "sends_per_member": sends,
-        "sum_s": 2 * (members - 1) / members * 4 * PARAMETERS / LINK,
+        "sum_s": sum_s,
         "sum_wait_s": sends / SENDS_AT_ONCE * 2 * LATENCY_S,
+        "deaths_in_a_round": members * (sum_s + sends / SENDS_AT_ONCE * 2 * LATENCY_S) / LIFETIME_S,
+        "deaths_unnoticed": peers * periods.silence_s / LIFETIME_S,
         "largest_step_s": step_s,
         "window": 2 * peers,
     }
@@ -249,6 +253,16 @@ BREAKS: tuple[tuple[str, str, Callable[[dict[str, float]], bool]], ...] = (
         "pieces of a sum wait for answers no longer than for the link",
         f"{SENDS_AT_ONCE} at once, 50 ms one way",
         lambda f: f["sum_wait_s"] <= f["sum_s"],
+    ),
+    (
+        "a round ends before a member dies, as often as not",
+        "lifetime 6 h",
+        lambda f: f["deaths_in_a_round"] <= log(2),
+    ),
+    (
+        "a moment without a death that is not noticed yet, as often as not",
+        "lifetime 6 h, silence 5 s",
+        lambda f: f["deaths_unnoticed"] <= log(2),
     ),
     ("members of a round", f"{MAX_MEMBERS}", lambda f: f["records_per_key"] <= MAX_MEMBERS),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import sys
@@ -21,7 +22,8 @@ LINK = 200 * MEGABIT
 LIFETIME_S = 6 * 3600.0
 """In fluid mode peers come and go; this is how long one stays, on average."""
 STATE_BYTES = 12 * 12 * 4096**2
-MICROBATCHES = 4096
+MICROBATCHES = {"microbatch": 4096, "fluid": 65_536}
+"""A step. Where peers die every second, one of 4,096 would be over before a death is found out."""
 
 
 def world(mode: str, peers: int, seconds: float) -> World:
@@ -57,7 +59,7 @@ def world(mode: str, peers: int, seconds: float) -> World:
         stages=(stage,) * STAGES,
         machines=machines,
         duration_s=seconds,
-        microbatches=MICROBATCHES,
+        microbatches=MICROBATCHES[mode],
     )
 
 
@@ -93,3 +95,7 @@ def play(mode: str, peers: int, seconds: float) -> dict[str, Any]:
 def peak_mb() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(play(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))

@@ -20,19 +20,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts._bench import ROOT, write_json
-from scripts._scale_plan import plan, show_plan
-from scripts._scale_worlds import WORLDS, play
 
 AIM_S = 60.0
 """Of CPU time: one thread, on a machine that may have other things to do."""
-MEMORY = (1000, 2000, 4000)
+MEMORY = {"microbatch": (1000, 2000, 4000), "fluid": (5000, 10_000, 20_000)}
 LINEAR = 1.25
-"""So much more than twice may twice as many peers take."""
+"""So much more than twice may twice as many peers take, above what nobody takes."""
 
 
 def in_own_process(mode: str, peers: int, seconds: float) -> dict[str, Any]:
     """The figures of one simulation. Raises RuntimeError with its log if it fails."""
-    command = [sys.executable, __file__, "--child", mode, str(peers), str(seconds)]
+    command = [sys.executable, "-m", "scripts._scale_worlds", mode, str(peers), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(f"{mode}, {peers} peers:\n{done.stderr[-2000:]}")
@@ -64,15 +62,15 @@ def fluid(quick: bool) -> dict[str, Any]:
 
 def memory(quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for mode in WORLDS:
+    for mode, swarms in MEMORY.items():
         base = in_own_process(mode, 8, 1.0)["peak_mb"]
         seconds = 30.0 if quick else 60.0
-        peaks = [in_own_process(mode, peers, seconds)["peak_mb"] for peers in MEMORY]
-        found[mode] = {"empty_mb": base, "peers": list(MEMORY), "peak_mb": peaks}
-        found[mode]["linear"] = is_linear([peak - base for peak in peaks])
-        told = ", ".join(f"{n:,}: {mb:.0f} MB" for n, mb in zip(MEMORY, peaks, strict=True))
-        verdict = "linear" if found[mode]["linear"] else "NOT linear"
-        print(f"{mode}: peak memory by peers: {told} (with 8 peers {base:.0f} MB): {verdict}")
+        peaks = [in_own_process(mode, peers, seconds)["peak_mb"] for peers in swarms]
+        linear = is_linear([peak - base for peak in peaks])
+        found[mode] = {"base_mb": base, "peers": swarms, "peak_mb": peaks, "linear": linear}
+        told = ", ".join(f"{n:,}: {mb:.0f} MB" for n, mb in zip(swarms, peaks, strict=True))
+        verdict = "no worse than linear" if linear else "WORSE than linear"
+        print(f"{mode}: peak memory by peers: {told} (8: {base:.0f} MB): {verdict}", flush=True)
     return found
 
 
@@ -82,6 +80,10 @@ def is_linear(above: Sequence[float]) -> bool:
 
 
 def planning(quick: bool) -> dict[str, Any]:
+    # Imported here: with it come torch and the DHT, which the other parts do without.
+    from scripts._scale_plan import plan, show_plan
+
+    del quick
     figures = plan()
     show_plan(figures)
     return figures
@@ -100,16 +102,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=PARTS, help="a part; repeatable")
     parser.add_argument("--quick", action="store_true", help="a tenth of the virtual time or less")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     flags = parse()
-    if flags.child:
-        mode, peers, seconds = flags.child
-        print(json.dumps(play(mode, int(peers), float(seconds))))
-        return
     figures: dict[str, Any] = {"command": " ".join(sys.argv)}
     failed = False
     try:

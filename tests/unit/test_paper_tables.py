@@ -22,6 +22,8 @@ from scripts._paper_layers import (
 )
 from scripts._paper_regions import REGIONS, Churn, latencies, one_way_s, peers, present, with_churn
 from scripts._paper_view import Table, draw, percent, show, spread
+from scripts._scale_worlds import world
+from scripts.bench_simulator import is_linear
 from scripts.paper_tables import parse
 from swarm.sim.world import Outcome, Sample, World
 
@@ -266,6 +268,25 @@ def test_a_picture_is_a_png(tmp_path):
     panels = {"left": curves, "right": curves}
     draw(path, "title", panels, x="x", y="y", top=1.0)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# -- the benchmark of the simulator ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("above", "linear"),
+    [((10.0, 20.0, 40.0), True), ((10.0, 15.0, 20.0), True), ((10.0, 40.0, 160.0), False)],
+)
+def test_memory_may_double_with_the_peers_but_not_more(above, linear):
+    assert is_linear(above) is linear
+
+
+@pytest.mark.parametrize("mode", ["microbatch", "fluid"])
+def test_benchmark_worlds_are_the_same_each_time(mode):
+    made = world(mode, 40, 600.0)
+    assert made == world(mode, 40, 600.0)
+    assert sum(m.arrives_s == 0 for m in made.machines) == 40
+    assert any(m.leaves_s < 600.0 for m in made.machines) is (mode == "fluid")
 
 
 # -- the command ------------------------------------------------------------------------------
