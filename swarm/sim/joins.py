@@ -34,6 +34,10 @@ class Joins:
         delay = sim.delays.between(trainer.host, server.host)
         sim.clock.at(sim.clock.now + delay, self._begin, server, donors)
 
+    def emptied(self, stage: int) -> None:
+        """The last replica of ``stage`` is gone."""
+        self._empty_since.setdefault(stage, self._sim.clock.now)
+
     def _donors(self, server: Server) -> list[Host]:
         sim, stage = self._sim, server.stage
         mates = [mate for mate in sim.trainer.members.ready(stage) if mate != server.me]

@@ -81,11 +81,13 @@ class Members:
 
     def gone(self, replica: Replica, reason: str) -> None:
         """``replica`` will not be heard of again."""
-        if self.roster.get(replica) is None:
+        member = self.roster.get(replica)
+        if member is None:
             return
         self._trainer.lose(replica, reason, quietly=True)
         self.roster.forget(replica, self._trainer.sim.clock.now)
         self.changed(replica)
+        self._look_at(member.stage)
         self._trainer.wake()
 
     def removed(self, replica: Replica, reason: str) -> None:
@@ -95,7 +97,13 @@ class Members:
         sim.tell(f"remove {replica.peer} {reason}")
         self.roster.removed(replica, reason, sim.clock.now, sim.rng)
         self.changed(replica)
+        self._look_at(member.stage)
         self.ask_when_due()
+
+    def _look_at(self, stage: int) -> None:
+        """Somebody of ``stage`` is gone: was it the last one?"""
+        if not self.ready(stage):
+            self._trainer.sim.joins.emptied(stage)
 
     def applied(self, replica: Replica, decision: Decision) -> None:
         """``replica`` is at the decision's mark. Too late, it is asked where it is, and waits."""

@@ -114,9 +114,10 @@ def test_a_stage_that_nobody_serves_waits_for_a_newcomer_and_goes_on():
     )
     outcome = simulate(found, log=True)
     assert [s.peers for s in outcome.samples][-1] == (1, 1, 1)
-    quiet = [at for at in outcome.steps if 30.0 < at < 100.0]
-    assert quiet == []
-    assert [at for at in outcome.steps if at > 150.0]
+    ((served, _),) = lines(outcome, "serves")
+    assert 20.0 + 60.0 < served < 20.0 + 60.0 + 10.0  # the patience, and a little
+    assert not [at for at in outcome.steps if 30.0 < at < served]
+    assert [at for at in outcome.steps if at > served]
     audit(outcome)
 
 
