@@ -29,6 +29,9 @@ from swarm.sim.paper import paper_choice, paper_move, queues
 from swarm.sim.world import Machine, Moved, Outcome, Rebalancing, Sample, World
 from swarm.types import PeerId
 
+INSTANT_S = 1e-6
+"""Times that differ by less are the same."""
+
 MOVE_LIMIT_S = DRAIN_S + PATIENCE_S
 """A move that takes longer no longer holds up the next one."""
 
@@ -80,8 +83,11 @@ class _Fluid:
         self._resent_before = 0
         self._best_done, self._done_before, self._best_since = 0.0, 0.0, 0.0
         self._settings = Settings(gain=world.gain)
+        self._often_s = min(world.announce_s or world.rebalance_s, world.rebalance_s)
         self._grants = Grants(self._settings, limit_s=MOVE_LIMIT_S)
         self._peers: dict[PeerId, _Peer] = {}
+        self._goers = [0 for _ in world.stages]
+        """Movers of each stage that wait for the end of the step: one at a time."""
 
     def run(self) -> Outcome:
         world = self._world
@@ -90,7 +96,7 @@ class _Fluid:
                 self._clock.at(max(0.0, machine.arrives_s), self._arrives, machine)
         if world.rebalancing is not Rebalancing.NONE and len(world.stages) > 1:
             ours = world.rebalancing is Rebalancing.OURS
-            self._clock.at(world.announce_s if ours else world.rebalance_s, self._looks)
+            self._clock.at(self._often_s if ours else world.rebalance_s, self._looks)
         times = int(world.duration_s / world.sample_every_s + 1e-9)
         for number in range(1, times + 1):
             self._clock.at(number * world.sample_every_s, self._samples)
@@ -183,7 +189,7 @@ class _Fluid:
         a step they look more often, since then all wait for a stage that has nobody."""
         self._flow.advance(self._clock.now)
         begun = self._flow.steps > 0 or self._world.rebalancing is Rebalancing.PAPER
-        period_s = self._world.rebalance_s if begun else self._world.announce_s
+        period_s = self._world.rebalance_s if begun else self._often_s
         self._clock.after(period_s, self._looks)
         if self._world.rebalancing is Rebalancing.PAPER:
             self._look_as_in_the_paper()
@@ -221,24 +227,28 @@ class _Fluid:
         """It is granted a move, gets no more work, and goes when the step has ended; at once if
         the target has nobody, for then no step can end."""
         now = self._clock.now
-        if peer.worker is None or peer.state is not _State.SERVING:
+        if peer.worker is None or self._goers[peer.stage]:
             self._grants.ended(peer.machine.peer)
-            return  # it has died, which nobody knows yet
+            return  # nobody knows yet that it has died; or another of its stage is about to go
         peer.state, peer.move = _State.LEAVING, len(self._outcome.moves)
         self._outcome.moves.append(Moved(now, peer.machine.peer, peer.stage, target, reason))
         self._flow.leave(peer.worker)
         peer.worker = None
-        peer.stage = target
+        self._goers[peer.stage] += 1
+        source, peer.stage = peer.stage, target
         self._listing.put(peer.machine, target, settled=False)
-        self._goes(peer, self._flow.steps if self._flow.peers[target] else -1)
+        self._goes(peer, source, self._flow.steps if self._flow.peers[target] else -1)
 
-    def _goes(self, peer: _Peer, step: int) -> None:
+    def _goes(self, peer: _Peer, source: int, step: int) -> None:
         """Once ``step``, the one under way when it was told, has ended."""
         self._flow.advance(self._clock.now)
-        if peer.state is not _State.LEAVING:
+        alive, ends_s = peer.state is _State.LEAVING, self._flow.step_ends_s
+        # The end may come later than was thought, but not by what numbers are rounded.
+        if alive and self._flow.steps == step and ends_s > self._clock.now + INSTANT_S:
+            self._clock.at(ends_s, self._goes, peer, source, step)
             return
-        if self._flow.steps == step and self._flow.step_ends_s > self._clock.now:
-            self._clock.at(self._flow.step_ends_s, self._goes, peer, step)
+        self._goers[source] -= 1
+        if not alive:
             return
         peer.state = _State.MOVING
         self._download(peer)

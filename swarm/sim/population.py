@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from dataclasses import dataclass
 from math import inf
@@ -64,15 +63,3 @@ def renewal(
         spans.append(Span(now, now + rng.expovariate(1 / lifetime_s)))
         now += rng.expovariate(1 / gap_s)
     return [s if s.leaves_s < until_s else Span(s.arrives_s) for s in spans]
-
-
-def most_at_once(spans: list[Span]) -> int:
-    """How many of ``spans`` are there at the same time, at most."""
-    leaving: list[float] = []
-    most = 0
-    for span in sorted(spans, key=lambda s: s.arrives_s):
-        while leaving and leaving[0] <= span.arrives_s:
-            heapq.heappop(leaving)
-        heapq.heappush(leaving, span.leaves_s)
-        most = max(most, len(leaving))
-    return most
