@@ -136,14 +136,15 @@ class Ranking:
             known.append(late[0][1])
         if order and order[-1][0] == PROBING:  # of all that are probed the first has least
             known.append(order[bisect_left(order, (PROBING,))][1])
-        if self._apart:
-            going = {server for server in free if server.slowdown(now) < HUNG}
-            known += [self._plain(server) for server in going]
-            known = known or [self._plain(server) for server in free]
-            for server in self._apart.values():
-                if server not in going:
-                    server.busy_s += max(0.0, min(known) - self._plain(server))
-        self.floor = min(known)
+        if not self._apart:
+            self.floor = min(known)
+            return
+        going = {server for server in free if server.slowdown(now) < HUNG}
+        known += [self._plain(server) for server in going]
+        self.floor = min(known or [self._plain(server) for server in free])
+        for server in self._apart.values():
+            if server not in going:
+                server.busy_s += max(0.0, self.floor - self._plain(server))
 
     def _plain(self, server: Server) -> float:
         return server.priority(self.expected_s(server))
@@ -184,8 +185,8 @@ class Ranking:
         """Give everybody its right place again; equals are drawn by lot, anew with each change."""
         for server in self._hung.due(now):
             self.touch(server)
-        if self._apart:
-            for server in self._apart.values():
+        for server in self._apart.values():
+            if server.hung_at() > now:  # its ban may be over
                 self.touch(server)
         if self._guessed and self.guess_s() != self._guess_s:
             for server in self._guessed:
