@@ -21,7 +21,7 @@ MANIFEST = """
 name = "moves"
 model = {{ d_model = 128, layers = 7, heads = 4, sequence = 32 }}
 stages = {{ cuts = [4, 6] }}
-batch = {{ microbatch = 4, microbatches = 32 }}
+batch = {{ microbatch = 4, microbatches = 16 }}
 optimizer = {{ kind = "adamw", lr = 0.002, warmup_steps = 20 }}
 run = {{ steps = 1000000, checkpoint_every = 0 }}
 rebalancing = {{ enabled = {enabled}, period_s = {period_s} }}
@@ -130,10 +130,11 @@ def one_move(options: Options) -> dict[str, Any]:
         moved = wait_for_move(swarm, killed)
         serving = killed + moved.serving_s
         after = swarm.whole_steps(options.steps, serving)
+        # Whoever moves takes part, where it was, in the step in which it was let go.
         hit = [
             step
             for step in swarm.metrics.steps
-            if step.timed and step.began >= killed and step.ended <= killed + moved.granted_s
+            if step.timed and killed <= step.began <= killed + moved.granted_s
         ]
         counts = swarm.shared()
         swarm.leave(swarm.leader)
