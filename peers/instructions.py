@@ -97,7 +97,8 @@ class Instructions:
                 stage=0,
                 sender=trainer.me,
                 tries=tries,
-                ttl_s=max(0.0, deadline - anyio.current_time()),
+                # News renews the limit here, for each stage anew, but not what it carries.
+                ttl_s=do.limit_s * trainer.stages,
                 route=[list(short_list) for short_list in do.route[1:]],
                 tensors=metas,
             )

@@ -289,8 +289,9 @@ class Trainer:
         )
 
     def _sized_window(self) -> Window:
-        """Twice as many microbatches in flight as there are replicas, unless the manifest says."""
+        """As many as the manifest says at most; else it begins with two for each replica."""
         limits, most = self.manifest.limits, self.manifest.batch.microbatches
+        most = min(limits.window or most, most)
         if self._window is None:
             replicas = sum(len(self.ready(stage)) for stage in range(self.stages))
             size = limits.window or max(2 * self.stages, 2 * replicas)

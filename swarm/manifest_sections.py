@@ -239,7 +239,7 @@ class Limits(Section):
     queue: int = whole(16, 1, 1 << 16)
     """Forwards that wait to be computed."""
     window: int = whole(0, 0, 1 << 16)
-    """Microbatches the trainer keeps in flight; 0: automatic."""
+    """Microbatches that the trainer keeps in flight at most; 0: as many as pay."""
     payload_bytes: int = whole(256 << 20, 1 << 10, 1 << 31)
     """The longest payload of a message."""
     header_bytes: int = whole(1 << 20, 1 << 10, 1 << 24)

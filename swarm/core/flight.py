@@ -102,6 +102,7 @@ class Flight:
         self._sent: dict[Stamp, _Sent] = {}
         self._latest: dict[int, _Sent] = {}
         self._single: set[Replica] = set()
+        self._some_done = False
 
     @property
     def done(self) -> bool:
@@ -198,7 +199,8 @@ class Flight:
     def _measure(self, receipt: Receipt, sent: _Sent, now: float) -> None:
         self.busy(receipt.busy)
         stage, replica = receipt.stage, receipt.replica
-        work_s = max(receipt.compute_s, receipt.link_s)
+        link_s = self._pace.beyond_latency_s((stage, receipt.kind), receipt.link_s)
+        work_s = max(receipt.compute_s, link_s)
         if receipt.kind is Kind.FORWARD:
             sent.forward_s[stage] = work_s
             self._wiring.accepted(stage, sent.stamp, replica, now)
@@ -211,9 +213,11 @@ class Flight:
         latest = self._latest[sent.trip.m]
         if not latest.open:
             return
-        if sent is latest:
-            self._pace.took(now - sent.trip.sent_at)
-        self._window.succeeded()
+        self._some_done = True
+        took_s = now - sent.trip.sent_at if sent is latest else None
+        if took_s is not None:
+            self._pace.took(took_s)
+        self._window.succeeded(took_s)
         self._close(latest)
 
     def end(self) -> None:
@@ -228,8 +232,11 @@ class Flight:
         sent.forward_s.clear()
 
     def busy(self, answers: int) -> None:
-        """A push met this many busy replicas: fewer microbatches should be in flight."""
-        if answers > 0:
+        """A push met this many busy replicas: fewer microbatches should be in flight.
+
+        Not so before the first is done: a whole window arrives at once then.
+        """
+        if answers > 0 and self._some_done:
             self._window.busy()
 
     def failed(self, m: int, stamp: Stamp, reason: str, now: float) -> list[Instruction]:

@@ -69,7 +69,7 @@ class Hop:
     def __init__(
         self, candidates: Sequence[Replica], deadline: float, backoff: Backoff, rng: random.Random
     ) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._backoff = backoff
         self._rng = rng
         self._round = 0
@@ -109,12 +109,12 @@ class Hop:
         return self._next(now)
 
     def _next(self, now: float) -> Move:
-        if now >= self._deadline:
+        if now >= self.deadline:
             return Tell("; ".join(["time is up", *self._reasons[-3:]]), None)
         if self._todo:
             self._current = self._todo.pop(0)
             return Push(self._current, self._round)
         if self._busy:
             pause = self._backoff.pause(self._round + 1, self._rng)
-            return Pause(min(now + pause, self._deadline))
+            return Pause(min(now + pause, self.deadline))
         return Tell("; ".join(self._reasons[-3:]) or "nobody to send to", None)

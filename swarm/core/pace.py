@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from swarm.core.estimates import Estimate
 from swarm.types import Stamp
@@ -30,10 +30,23 @@ class Pace:
     FACTOR = 3.0
     FIRST = 6.0
     GROWTH = 1.5
+    FORGET = 0.01
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._attempt = Estimate()
+        self._quickest: dict[Hashable, float] = {}
+
+    def beyond_latency_s(self, way: Hashable, link_s: float) -> float:
+        """How much longer a push took than the quickest of the same ``way``, stage and direction.
+
+        Pushes under way together share the latency of the links, so that is nobody's work. All
+        pushes of one way are of one size: what differs is how slow, or how full, a sender's link
+        is. The quickest is forgotten slowly, as whoever it was may have left.
+        """
+        least = self._quickest.get(way, link_s)
+        self._quickest[way] = min(link_s, least + self.FORGET * (link_s - least))
+        return max(0.0, link_s - least)
 
     def took(self, seconds: float) -> None:
         self._attempt.update(seconds)

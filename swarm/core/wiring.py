@@ -178,24 +178,42 @@ class Wiring:
 
 
 class Window:
-    """How many microbatches the trainer keeps in flight: grows by success, narrows on *busy*."""
+    """How many microbatches the trainer keeps in flight: grows by success, narrows on *busy*.
+
+    At first it grows by one with each success, so it doubles in the time of one trip, until a
+    replica is busy or a trip takes much longer than the quickest did: by then those on their way
+    hide the latency of the links, and more would only wait in queues. From then on it grows by
+    one in a window's worth of successes.
+    """
+
+    WAITS = 2.0
+    """A trip that takes so many times as long as the quickest one waits in queues."""
 
     def __init__(self, start: int, *, least: int, most: int) -> None:
         self._size = float(start)
         self._least = least
         self._most = most
         self._since_cut = start
+        self._starting = True
+        self._quickest_s = float("inf")
 
     @property
     def size(self) -> int:
         return int(self._size)
 
-    def succeeded(self) -> None:
+    def succeeded(self, took_s: float | None = None) -> None:
+        """A microbatch is done, ``took_s`` after its only attempt was sent."""
+        if took_s is not None:
+            self._quickest_s = min(self._quickest_s, took_s)
+            if took_s > self.WAITS * self._quickest_s:
+                self._starting = False
         self._since_cut += 1
-        self._size = min(self._most, self._size + 1 / self._size)
+        grow = 1.0 if self._starting and took_s is not None else 1 / self._size
+        self._size = min(self._most, self._size + grow)
 
     def busy(self) -> None:
-        """Cut by a quarter: the first time, then once per window's worth of successes."""
+        """Cut by a tenth: the first time, then once per window's worth of successes."""
+        self._starting = False
         if self._since_cut >= self.size:
-            self._size = max(self._least, self._size * 0.75)
+            self._size = max(self._least, self._size * 0.9)
             self._since_cut = 0

@@ -28,10 +28,10 @@ class Direct:
             do.attempt,
             do.route,
             nbytes=0,
-            expires_at=sim.clock.now + do.limit_s,
+            expires_at=sim.clock.now + do.limit_s * len(sim.world.stages),
             origin=None,
             done=None,
-        ).start()
+        ).try_until(sim.clock.now + do.limit_s).start()
 
     def send_on(self, done: Pass, load: Load, origin: Load | None) -> None:
         """The output of a pass that still matters, if anybody needs it; and the receipt."""

@@ -67,6 +67,11 @@ class Push:
         self.link_s = 0.0
         self.told = done is None
 
+    def try_until(self, deadline: float) -> Push:
+        """It is given up before the attempt ends."""
+        self.hop.deadline = deadline
+        return self
+
     def start(self) -> None:
         self._carry_out(self.hop.start(self.sim.clock.now))
 

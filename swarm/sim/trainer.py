@@ -108,8 +108,9 @@ class Trainer:
         return Journey(m, self.stages, answer_s=self.sim.world.silence_s)
 
     def _sized_window(self) -> Window:
-        """Twice as many microbatches in flight as there are replicas, unless the world says."""
-        most = self.sim.world.microbatches
+        """As many as the world says at most; else it begins with two for each replica."""
+        world = self.sim.world
+        most = min(world.window or world.microbatches, world.microbatches)
         if self.window is None:
             replicas = sum(len(self.members.ready(stage)) for stage in range(self.stages))
             size = self.sim.world.window or max(2 * self.stages, 2 * replicas)

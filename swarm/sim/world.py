@@ -84,8 +84,8 @@ class World:
     ``microbatches`` of ``microbatch`` samples make a step. ``announce_s``: how old a record of the
     directory is, at most. ``relayed``: every activation goes through the trainer (as in the
     published prototype), whose link is ``trainer_bytes_per_s`` each way, in ``trainer_region``.
-    ``window``: microbatches in flight; 0: as the real trainer sizes it. ``silence_s``: after that
-    a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at a replica,
+    ``window``: microbatches in flight at most; 0: as the real trainer sizes it. ``silence_s``:
+    after that a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at a replica,
     and microbatches whose backward it may await. ``attempt_s``: floor of an attempt's time limit;
     0: 10 s, or what a microbatch takes through all stages when nothing waits, if that is more.
     """

@@ -99,8 +99,8 @@ def test_as_many_as_the_window_allows_are_launched_oldest_first() -> None:
     assert [do.attempt.m for do in launched] == [0, 1]
     assert bench.launch() == []
     bench.goes_through(launched[0], 1.0)
-    assert [do.attempt.m for do in bench.launch(1.0)] == [2]
-    assert bench.flight.in_flight == 2
+    assert [do.attempt.m for do in bench.launch(1.0)] == [2, 3], "it has grown by one"
+    assert bench.flight.in_flight == 3
 
 
 def test_an_attempt_names_what_has_to_count_and_whom_each_hop_may_try() -> None:
@@ -137,7 +137,25 @@ def test_service_time_is_forward_and_backward_together() -> None:
     first = launch.route[0][0]
     bench.flight.receipt(forward(launch, compute_s=0.2, link_s=0.5), False, 1.0)
     bench.flight.receipt(backward(launch, 0, compute_s=0.4, link_s=0.1), False, 2.0)
-    assert bench.wiring.expected_s(0, first) == pytest.approx(0.9)
+    assert bench.wiring.expected_s(0, first) == pytest.approx(0.6)
+
+
+def test_a_link_is_work_as_far_as_it_is_slower_than_the_quickest_of_its_way() -> None:
+    pace = Pace(10.0)
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.5) == 0.0
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.9) == pytest.approx(0.4)
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.2) == 0.0
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.9) == pytest.approx(0.7)
+    assert pace.beyond_latency_s((1, Kind.FORWARD), 0.9) == 0.0
+
+
+def test_the_quickest_of_a_way_is_forgotten_after_some_hundred_pushes() -> None:
+    pace = Pace(10.0)
+    pace.beyond_latency_s((0, Kind.FORWARD), 0.1)
+    beyond = [pace.beyond_latency_s((0, Kind.FORWARD), 0.5) for _ in range(500)]
+    assert beyond[0] == pytest.approx(0.4)
+    assert beyond[10] > 0.3
+    assert beyond[-1] < 0.01
 
 
 def test_what_a_replica_says_it_holds_already_counts_as_held() -> None:
@@ -181,12 +199,17 @@ def test_a_receipt_that_fits_no_attempt_is_ignored(changes: dict[str, object]) -
     assert bench.window.size == 4
 
 
-def test_busy_answers_narrow_the_window_however_many_they_are() -> None:
-    bench = Bench(window=8)
-    bench.flight.busy(0)
-    assert bench.window.size == 8
+def test_busy_answers_narrow_the_window_however_many_they_are_once_one_is_done() -> None:
+    bench = Bench(count=2, window=8)
+    launch, _ = bench.launch()
     bench.flight.busy(10**18)
-    assert bench.window.size == 6
+    assert bench.window.size == 8, "the whole window arrives at once at first"
+    bench.goes_through(launch, 1.0)
+    size = bench.window.size
+    bench.flight.busy(0)
+    assert bench.window.size == size
+    bench.flight.busy(10**18)
+    assert bench.window.size == size - 1
 
 
 def test_a_quiet_attempt_is_asked_for_and_then_sent_again() -> None:

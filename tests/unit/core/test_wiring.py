@@ -469,6 +469,28 @@ def test_a_window_grows_by_one_for_each_windowful_of_successes() -> None:
     assert 13 <= window.size <= 15
 
 
+def test_a_window_doubles_with_each_trip_until_trips_wait_in_queues() -> None:
+    window = Window(4, least=1, most=1000)
+    for _ in range(4):
+        window.succeeded(1.0)
+    assert window.size == 8
+    for _ in range(8):
+        window.succeeded(1.9)
+    assert window.size == 16
+    window.succeeded(2.1)
+    for _ in range(16):
+        window.succeeded(1.0)
+    assert window.size == 17
+
+
+def test_a_window_no_longer_doubles_once_a_replica_was_busy() -> None:
+    window = Window(20, least=1, most=1000)
+    window.busy()
+    for _ in range(12):
+        window.succeeded(1.0)
+    assert window.size == 18
+
+
 def test_a_window_stays_within_its_bounds() -> None:
     window = Window(4, least=3, most=5)
     for _ in range(50):
@@ -484,18 +506,18 @@ def test_a_window_stays_within_its_bounds() -> None:
 
 
 def test_busy_answers_narrow_the_window_at_once_but_once_a_windowful() -> None:
-    window = Window(16, least=1, most=100)
-    for _ in range(20):
+    window = Window(20, least=1, most=100)
+    for _ in range(30):
         window.busy()
-    assert window.size == 12
-    for _ in range(11):
+    assert window.size == 18
+    for _ in range(17):
         window.succeeded()
     window.busy()
-    assert window.size == 12
-    window.succeeded()
-    window.succeeded()
+    assert window.size == 18
+    for _ in range(2):
+        window.succeeded()
     window.busy()
-    assert window.size == 9
+    assert window.size == 17
 
 
 def test_a_window_never_closes() -> None:
