@@ -157,17 +157,22 @@ class Joiner:
         elif self._joining.whole and self._is_offer_due():
             await self._offer()
         else:
-            with anyio.move_on_after(self._offer_in_s()):
+            now = anyio.current_time()
+            until = self._again_at if self._again_at > now else now + WAIT_S
+            with anyio.move_on_at(until):
                 await self._wake.wait()
 
-    def _offer_in_s(self) -> float:
-        """How long until readiness has to be told again."""
-        since = anyio.current_time() - self._offered_at
-        return WAIT_S - since if since < WAIT_S else WAIT_S
+    @property
+    def _again_at(self) -> float:
+        """When readiness has to be told again.
+
+        A time, not what is left until then: that may be so little that no time passes meanwhile.
+        """
+        return self._offered_at + WAIT_S
 
     def _is_offer_due(self) -> bool:
         """It is told again now and then: the trainer may not have heard it."""
-        again = anyio.current_time() - self._offered_at >= WAIT_S
+        again = anyio.current_time() >= self._again_at
         return self._offered != self._joining.head or again
 
     async def _leave(self) -> bool:

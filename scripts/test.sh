@@ -45,7 +45,7 @@ trap 'kill "$beside" 2>/dev/null || true; rm -f "$beside_log"' EXIT
 status=0
 "$venv_python" -m pytest tests/unit --cov=swarm.core --cov=swarm.codecs --cov=dht.records \
     --cov=peers.wire --cov-branch --cov-report= || status=$?
-"$venv_python" -m pytest tests/contract tests/chaos || status=$?
+"$venv_python" -m pytest tests/contract tests/chaos tests/sim || status=$?
 say "pytest tests/multiprocess"
 wait "$beside" || status=$?
 cat "$beside_log"

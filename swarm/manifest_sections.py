@@ -24,7 +24,7 @@ def whole(default: int, low: int, high: int) -> Any:
     return Field(default, ge=low, le=high, json_schema_extra={**allowed})
 
 
-def _number(default: float, low: float, high: float) -> Any:
+def number(default: float, low: float, high: float) -> Any:
     allowed = {"allowed": f"a number from {low:g} to {high:g}"}
     return Field(default, ge=low, le=high, allow_inf_nan=False, json_schema_extra={**allowed})
 
@@ -34,16 +34,16 @@ def text(default: str, pattern: str, allowed: str, max_length: int = 256) -> Any
     return Field(default, pattern=pattern, max_length=max_length, json_schema_extra={**extra})
 
 
-def _one_of(default: Any, *names: str) -> Any:
+def one_of(default: Any, *names: str) -> Any:
     return Field(default, json_schema_extra={"allowed": " or ".join(map(repr, names))})
 
 
-def _flag(default: bool) -> Any:
+def flag(default: bool) -> Any:
     return Field(default, json_schema_extra={"allowed": "true or false"})
 
 
 def _codec(default: CodecName = "fp32") -> Any:
-    return _one_of(default, "fp32", "bf16", "int8")
+    return one_of(default, "fp32", "bf16", "int8")
 
 
 class Section(BaseModel):
@@ -64,7 +64,7 @@ class Model(Section):
     vocabulary: int = whole(256, 256, 1 << 24)
     """At least 256: tokens are bytes."""
     mlp_ratio: int = whole(4, 1, 64)
-    tied: bool = _flag(False)
+    tied: bool = flag(False)
     args: dict[str, Scalar | list[Scalar]] = Field(
         default_factory=dict,
         max_length=64,
@@ -138,21 +138,21 @@ class Batch(Section):
 class Optimizer(Section):
     """The optimizer, its schedule in steps, and the clip of the global gradient norm."""
 
-    kind: Literal["adamw", "sgd"] = _one_of("adamw", "adamw", "sgd")
-    lr: float = _number(1e-3, 0, 1e3)
+    kind: Literal["adamw", "sgd"] = one_of("adamw", "adamw", "sgd")
+    lr: float = number(1e-3, 0, 1e3)
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = Field(
         default=(0.9, 0.95),
         json_schema_extra={"allowed": "a list of two numbers from 0 to 0.999999"},
     )
-    eps: float = _number(1e-8, 1e-12, 1)
-    weight_decay: float = _number(0.0, 0, 1)
-    momentum: float = _number(0.0, 0, 0.999999)
+    eps: float = number(1e-8, 1e-12, 1)
+    weight_decay: float = number(0.0, 0, 1)
+    momentum: float = number(0.0, 0, 0.999999)
     """For sgd."""
     warmup_steps: int = whole(0, 0, 1 << 40)
     total_steps: int = whole(0, 0, 1 << 40)
     """Where the cosine ends; 0: constant after the warm-up."""
-    min_lr_ratio: float = _number(0.1, 0, 1)
-    clip: float = _number(1.0, 0, 1e9)
+    min_lr_ratio: float = number(0.1, 0, 1)
+    clip: float = number(1.0, 0, 1e9)
     """Largest global norm; 0: off."""
 
     @model_validator(mode="after")
@@ -186,7 +186,7 @@ class Data(Section):
         max_length=4096,
     )
     sha256: str = text("", r"^([0-9a-f]{64})?$", "64 hexadecimal digits, or empty")
-    holdout: float = _number(0.05, 1e-6, 0.5)
+    holdout: float = number(0.05, 1e-6, 0.5)
     """Share of the corpus kept for evaluation."""
 
 
@@ -215,7 +215,7 @@ class Reproducible(Section):
     stay within ``2**62 / (scale * microbatches)``; rounding errs by at most ``0.5 / scale``.
     """
 
-    enabled: bool = _flag(False)
+    enabled: bool = flag(False)
     scale: int = whole(1 << 40, 1, 1 << 60)
     threads: int = whole(1, 1, 1 << 10)
 
@@ -259,34 +259,34 @@ class Limits(Section):
 class Rebalancing(Section):
     """When a replica moves to a stage that needs it more."""
 
-    enabled: bool = _flag(True)
-    period_s: float = _number(30, 0.1, 86400)
+    enabled: bool = flag(True)
+    period_s: float = number(30, 0.1, 86400)
     """How often each replica looks whether it should move."""
-    gain: float = _number(0.05, 0.001, 10)
+    gain: float = number(0.05, 0.001, 10)
     """By how much of its rate the slower of the two stages has to get faster by a move."""
 
 
 class Periods(Section):
     """Times in seconds. Those called floors are raised by what is measured, never lowered."""
 
-    announce_s: float = _number(5, 0.05, 3600)
-    record_ttl_s: float = _number(20, 0.1, 86400)
-    watch_s: float = _number(2, 0.05, 3600)
+    announce_s: float = number(5, 0.05, 3600)
+    record_ttl_s: float = number(20, 0.1, 86400)
+    watch_s: float = number(2, 0.05, 3600)
     """How often the directory is looked up."""
-    status_s: float = _number(1, 0.05, 3600)
-    renew_s: float = _number(3, 0.05, 3600)
+    status_s: float = number(1, 0.05, 3600)
+    renew_s: float = number(3, 0.05, 3600)
     """How often the trainer speaks to every replica, so that its lease is renewed."""
-    call_s: float = _number(5, 0.05, 3600)
+    call_s: float = number(5, 0.05, 3600)
     """Floor of the time limit of a call."""
-    attempt_s: float = _number(10, 0.05, 86400)
+    attempt_s: float = number(10, 0.05, 86400)
     """Floor of the time limit of an attempt."""
-    silence_s: float = _number(5, 0.05, 3600)
+    silence_s: float = number(5, 0.05, 3600)
     """Floor: a replica silent for longer is removed."""
-    ban_s: float = _number(1, 0.01, 3600)
+    ban_s: float = number(1, 0.01, 3600)
     """The first ban of a replica that failed; it grows on repetition."""
-    lease_s: float = _number(15, 0.1, 3600)
-    patience_s: float = _number(60, 0.1, 86400)
-    drain_s: float = _number(60, 0.1, 86400)
+    lease_s: float = number(15, 0.1, 3600)
+    patience_s: float = number(60, 0.1, 86400)
+    drain_s: float = number(60, 0.1, 86400)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

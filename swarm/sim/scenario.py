@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from swarm.errors import ConfigError
 from swarm.manifest_sections import Section, text, whole
-from swarm.manifest_sections import _number as number
-from swarm.manifest_sections import _one_of as one_of
+from swarm.manifest_sections import number as number
+from swarm.manifest_sections import one_of as one_of
 from swarm.manifest_text import first_error, shown
 from swarm.sim.models import MODELS
 from swarm.sim.population import Span, renewal, replay, steady

@@ -85,9 +85,10 @@ class World:
     directory is, at most. ``relayed``: every activation goes through the trainer (as in the
     published prototype), whose link is ``trainer_bytes_per_s`` each way, in ``trainer_region``.
     ``window``: microbatches in flight at most; 0: as the real trainer sizes it. ``silence_s``:
-    after that a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at a replica,
-    and microbatches whose backward it may await. ``attempt_s``: floor of an attempt's time limit;
-    0: 10 s, or what a microbatch takes through all stages when nothing waits, if that is more.
+    after that a peer that is gone is found out. ``queue``, ``contexts``: forwards that may wait at
+    a replica, and microbatches whose backward it may await. ``attempt_s``: floor of an attempt's
+    time limit; 0: 10 s, or what a microbatch takes through all stages when nothing waits, if that
+    is more.
     """
 
     stages: tuple[StageWork, ...]
