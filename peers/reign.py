@@ -123,6 +123,8 @@ class Reign:
         """Nothing has begun yet, or whoever comes can begin where we are; but not if one has come
         and does not get there."""
         trainer = self._trainer
+        if trainer.standing is not None:
+            return False  # a decision is being applied, which nobody who comes now can follow
         if trainer.seed is not None:
             return not any(
                 member.stage == stage and member.state is State.JOINING
