@@ -75,7 +75,7 @@ def play(mode: str, peers: int, seconds: float) -> dict[str, Any]:
     began, cpu_began = time.perf_counter(), time.process_time()
     outcome = WORLDS[mode](made)
     took, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-    events = getattr(outcome, "events", 0)
+    events = outcome.events
     return {
         "mode": mode,
         "peers": peers,

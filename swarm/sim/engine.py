@@ -48,7 +48,9 @@ def simulate(
             sim.clock.run(world.duration_s * look / LOOKS)
             if progress is not None:
                 progress(look / LOOKS)
-    return sim.meter.finish()
+    outcome = sim.meter.finish()
+    outcome.events = sim.clock.events
+    return outcome
 
 
 @contextmanager

@@ -159,6 +159,8 @@ class Outcome:
     resent: int = 0
     sent_bytes: dict[PeerId, float] = field(default_factory=dict)
     received_bytes: dict[PeerId, float] = field(default_factory=dict)
+    events: int = 0
+    """What the clock of the microbatch mode went through."""
     decisions: list[str] = field(default_factory=list)
     """What was decided, a line each, if asked for."""
 
