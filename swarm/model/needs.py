@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from swarm.core.rebalancing import Need
 from swarm.manifest import Manifest
 from swarm.model.registry import build_layer, stage_layers
 from swarm.model.spec import ModelSpec
+
+FEW = 1 << 24
+"""Numbers of a whole model that are drawn in less time than torch takes to do without them."""
 
 _LEAST_COST = 1e-9
 """A stage that costs nothing at all still has to be somewhere."""
@@ -50,17 +54,24 @@ def bytes_per_value(manifest: Manifest) -> int:
     return 4 * (2 + state) + sums
 
 
-def _values(manifest: Manifest, spec: ModelSpec, index: int) -> tuple[int, int]:
-    """How many trained and how many frozen numbers a layer has of its own.
+def _built(manifest: Manifest, spec: ModelSpec, index: int) -> nn.Module:
+    """The layer, without its numbers if they are many and torch allows that.
 
-    Does not make them where torch allows that.
+    Not if they are few: torch's first tensor without numbers costs a second of imports.
     """
+    if 0 < manifest.model.parameters <= FEW:
+        return build_layer(manifest, spec, index)
     try:
         with torch.device("meta"):
-            module = spec.layers[index].build()
+            return spec.layers[index].build()
     except (RuntimeError, TypeError, ValueError, AttributeError):
         # The user's code may need real tensors.
-        module = build_layer(manifest, spec, index)
+        return build_layer(manifest, spec, index)
+
+
+def _values(manifest: Manifest, spec: ModelSpec, index: int) -> tuple[int, int]:
+    """How many trained and how many frozen numbers a layer has of its own."""
+    module = _built(manifest, spec, index)
     tied = {tie.name for tie in spec.layers[index].ties}
     trained = frozen = 0
     for name, parameter in module.named_parameters():

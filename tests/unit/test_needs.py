@@ -11,7 +11,7 @@ from torch import nn
 from swarm.errors import ConfigError
 from swarm.manifest import Manifest
 from swarm.model.needs import bytes_per_value, stage_needs
-from swarm.model.registry import model_spec
+from swarm.model.registry import build_layer, model_spec
 from swarm.model.spec import LayerSpec, ModelSpec, TensorSpec
 from swarm.model.stage import StageModel
 from tests.digits_model import class_loss, mlp
@@ -111,3 +111,19 @@ def test_what_waits_takes_memory_too():
     spec = replace(mlp(), input=TensorSpec((64,)))
     more = stage_needs(large, spec)[0].memory_bytes - stage_needs(small, spec)[0].memory_bytes
     assert more == 8 * spec.input.nbytes(2)
+
+
+def test_a_small_model_is_built_with_its_numbers_since_that_is_quicker(monkeypatch):
+    built = []
+
+    def counted(manifest, spec, index):
+        built.append(index)
+        return build_layer(manifest, spec, index)
+
+    monkeypatch.setattr("swarm.model.needs.build_layer", counted)
+    small = Manifest.from_tree({"model": {"d_model": 16, "layers": 2, "heads": 2}})
+    stage_needs(small, model_spec(small, ()))
+    assert built == [0, 1, 2, 3]
+    monkeypatch.setattr("swarm.model.needs.FEW", 0)
+    stage_needs(small, model_spec(small, ()))
+    assert built == [0, 1, 2, 3]
