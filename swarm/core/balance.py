@@ -154,15 +154,21 @@ def best_assignment(view: View) -> float:
     work = [(p.samples_per_s * costs[p.stage]) or view.guess for p in view.peers]
     if max(work) > min(work) * (1 + 1e-9):
         return fsum(work) / fsum(costs)
-    return _of_equals(len(work), max(work), costs)
+    return of_equals(len(work), [max(work) / cost for cost in costs])
 
 
-def _of_equals(peers: int, work: float, costs: Sequence[float]) -> float:
-    """One after the other to the stage that is slowest: for equal peers there is no better way."""
+def of_equals(peers: int, rates: Sequence[float]) -> float:
+    """The most that ``peers`` equal peers do: the largest x that needs no more of them.
+
+    ``rates``: of one peer at each stage. A stage needs ``ceil(x / rate)`` peers. One after the
+    other to the stage that is slowest: for equal peers there is no better way.
+    """
+    if peers < len(rates):
+        return 0.0
     # All but one per stage, shared out evenly: no stage stays below that rate.
-    shared = (peers - len(costs)) / fsum(costs)
-    counts = [max(1, ceil(shared * cost - 1e-9)) for cost in costs]
+    shared = (peers - len(rates)) / fsum(1 / rate for rate in rates)
+    counts = [max(1, ceil(shared / rate - 1e-9)) for rate in rates]
     for _ in range(peers - sum(counts)):
-        slowest = min(range(len(costs)), key=lambda s: counts[s] / costs[s])
+        slowest = min(range(len(rates)), key=lambda s: counts[s] * rates[s])
         counts[slowest] += 1
-    return min(count * work / cost for count, cost in zip(counts, costs, strict=True))
+    return min(count * rate for count, rate in zip(counts, rates, strict=True))

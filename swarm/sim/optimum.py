@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 
+from swarm.core.balance import of_equals
 from swarm.sim.costs import Costs, link_of
 from swarm.sim.links import Smallest, delays
 from swarm.sim.pace import Pace, Stage
@@ -78,19 +77,3 @@ class Optimum:
         even = Stage(self._peers / len(self._stages), steady, self._links.value)
         waits = delays(world.latency, [self._regions] * len(self._stages), world.trainer_region)
         return self._pace.effective([even] * len(self._stages), *waits)
-
-
-def of_equals(peers: int, rates: Sequence[float]) -> float:
-    """The most that ``peers`` equal peers do: the largest x that needs no more of them.
-
-    ``rates``: of one peer at each stage. A stage needs ``ceil(x / rate)`` peers.
-    """
-    if peers < len(rates):
-        return 0.0
-    # Sharing peers out in pieces is a bound from above; rounding down leaves less than one each.
-    shared = peers / sum(1 / rate for rate in rates)
-    counts = [math.floor(shared / rate) for rate in rates]
-    for _ in range(peers - sum(counts)):
-        slowest = min(range(len(rates)), key=lambda s: counts[s] * rates[s])
-        counts[slowest] += 1
-    return min(count * rate for count, rate in zip(counts, rates, strict=True))

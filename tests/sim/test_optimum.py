@@ -7,10 +7,11 @@ import random
 
 import pytest
 
+from swarm.core.balance import of_equals
 from swarm.core.rebalancing import Serving, View, best_assignment
 from swarm.sim.costs import Costs
 from swarm.sim.links import Smallest, delays, mean_delay
-from swarm.sim.optimum import Optimum, of_equals
+from swarm.sim.optimum import Optimum
 from swarm.sim.world import Latency, Machine, StageWork, World
 from tests.sim.worlds import machines, stages, world
 
