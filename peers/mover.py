@@ -13,7 +13,7 @@ from dht.directory import Directory
 from peers import messages as msg
 from peers.balance import look, settings_of, view_of
 from peers.replica import ReplicaServer
-from swarm.core.rebalancing import Move, Need, View, decide
+from swarm.core.rebalancing import Move, Need, View, decide, rested
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.types import PeerId
@@ -22,9 +22,6 @@ log = logging.getLogger("swarm.node")
 
 JITTER = 0.1
 """Share of the period by which looks differ, so that not all nodes look at the same moment."""
-
-REST_PERIODS = 2
-"""For so many periods after its arrival a replica stays, unless a stage has nobody."""
 
 
 class Mover:
@@ -63,16 +60,13 @@ class Mover:
             elif serving_since is None:
                 serving_since = anyio.current_time()
             move = await self._find()
-            if move is None or (self._rests(server, serving_since) and move.gain < inf):
+            served_s = inf  # before the first step there is nothing to rest from
+            if serving_since is not None and self._began(server):
+                served_s = anyio.current_time() - serving_since
+            if move is None or not rested(move, served_s, self._manifest.rebalancing.period_s):
                 continue
             if await self._ask(server, move):
                 return move
-
-    def _rests(self, server: ReplicaServer, since: float | None) -> bool:
-        """It has not served for long; but a stage that has nobody holds up all."""
-        rest_s = REST_PERIODS * self._manifest.rebalancing.period_s
-        resting = since is not None and anyio.current_time() < since + rest_s
-        return resting and self._began(server)
 
     def _began(self, server: ReplicaServer) -> bool:
         """The run has made a step: before that there is nothing to rest from."""

@@ -25,6 +25,7 @@ from swarm.core.closing import Closing
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import COUNTED, Flight, Pace, Stamps
 from swarm.core.journey import Journey
+from swarm.core.pace import GRACE
 from swarm.core.roster import Roster
 from swarm.core.step import Decision, Remove, Step
 from swarm.core.takeover import Found
@@ -36,10 +37,6 @@ from swarm.manifest import Manifest
 from swarm.types import FRESH, Mark, PeerId, Replica, Stamp, Term
 
 log = logging.getLogger("swarm.trainer")
-
-
-GRACE = 0.1
-"""Share of the last step's time for which a step waits for those that still apply the last one."""
 
 PHASES = ("queue_s", "compute_s", "encode_s", "link_s", "sent_bytes")
 
@@ -289,13 +286,10 @@ class Trainer:
         )
 
     def _sized_window(self) -> Window:
-        """As many as the manifest says at most; else it begins with two for each replica."""
-        limits, most = self.manifest.limits, self.manifest.batch.microbatches
-        most = min(limits.window or most, most)
         if self._window is None:
             replicas = sum(len(self.ready(stage)) for stage in range(self.stages))
-            size = limits.window or max(2 * self.stages, 2 * replicas)
-            self._window = Window(min(size, most), least=min(self.stages, most), most=most)
+            microbatches, limit = self.manifest.batch.microbatches, self.manifest.limits.window
+            self._window = Window.sized(self.stages, replicas, microbatches, limit)
         return self._window
 
     def _closing(self, stage: int) -> Closing:

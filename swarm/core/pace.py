@@ -7,6 +7,9 @@ from collections.abc import Callable, Hashable
 from swarm.core.estimates import Estimate
 from swarm.types import Stamp
 
+GRACE = 0.1
+"""Share of the last step's time for which a step waits for those that still apply the last one."""
+
 
 class Stamps:
     """The one counter from which a trainer numbers all that it sends."""

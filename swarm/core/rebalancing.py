@@ -39,7 +39,11 @@ __all__ = [
     "choose",
     "decide",
     "judge",
+    "rested",
 ]
+
+REST_PERIODS = 2
+"""For so many periods after its arrival a replica stays, unless a stage has nobody."""
 
 PILED_UP = 2.0
 """Microbatches that wait for each replica of a stage, on average, where work piles up; a quarter
@@ -85,6 +89,15 @@ def decide(view: View, me: PeerId, settings: Settings) -> Stay | Move:
     if isinstance(found, Move) and found.peer != me:
         return Stay(f"{found.peer[-6:]} is the one to move to stage {found.stage}")
     return found
+
+
+def rested(move: Move, served_s: float, period_s: float) -> bool:
+    """Whether its peer has served for long enough to make this move.
+
+    One that has just come would otherwise go on at once on what is still unsettled. But a stage
+    that has nobody holds up all.
+    """
+    return move.gain == inf or served_s >= REST_PERIODS * period_s
 
 
 def best_move(view: View, settings: Settings) -> Stay | Move:

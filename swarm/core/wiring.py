@@ -197,6 +197,14 @@ class Window:
         self._starting = True
         self._quickest_s = float("inf")
 
+    @classmethod
+    def sized(cls, stages: int, replicas: int, microbatches: int, limit: int) -> Window:
+        """For a step of so many microbatches: ``limit`` at most; 0: as many as pay, from two for
+        each replica on."""
+        most = min(limit or microbatches, microbatches)
+        start = limit or max(2 * stages, 2 * replicas)
+        return cls(min(start, most), least=min(stages, most), most=most)
+
     @property
     def size(self) -> int:
         return int(self._size)

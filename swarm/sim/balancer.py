@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from swarm.core.grants import Grants
-from swarm.core.rebalancing import Move, best_move
+from swarm.core.rebalancing import Move, best_move, rested
 from swarm.core.roster import State
 from swarm.sim.joins import PATIENCE_S
 from swarm.sim.leaving import DRAIN_S
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 LIMIT_S = DRAIN_S + PATIENCE_S
 """A move that takes so long after the step in which it was granted holds up the next no longer."""
-
-REST_PERIODS = 2
-"""For so many periods after its arrival a replica stays, whatever it finds."""
 
 
 class Balancer:
@@ -77,7 +74,7 @@ class Balancer:
         server = sim.serving.get(move.peer)
         if server is None or server.mark is None or server in sim.leaving:
             return
-        if self._rests(server) and move.gain < inf:
+        if not rested(move, self._served_s(server), sim.world.rebalance_s):
             return
         self._tidy()
         if now < self._rested_from.get(move.peer, 0.0):
@@ -90,11 +87,10 @@ class Balancer:
         else:
             self._grants.ended(move.peer)
 
-    def _rests(self, server: Server) -> bool:
-        """It has not served for long; before the first step there is nothing to rest from."""
-        rest_s = REST_PERIODS * self._sim.world.rebalance_s
+    def _served_s(self, server: Server) -> float:
+        """For how long; before the first step there is nothing to rest from."""
         begun = self._sim.trainer.mark.t > 0
-        return begun and self._sim.clock.now < server.since + rest_s
+        return self._sim.clock.now - server.since if begun else inf
 
     def _tidy(self) -> None:
         """End what is over: moves of those who have arrived, are gone, or take too long."""

@@ -15,10 +15,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 
 from swarm.core.grants import Grants
-from swarm.core.rebalancing import Move, Settings, best_move, choose
-from swarm.sim.balancer import PATIENCE_S, REST_PERIODS
+from swarm.core.rebalancing import Move, Settings, best_move, choose, rested
+from swarm.sim.balancer import LIMIT_S
 from swarm.sim.clock import Clock
 from swarm.sim.costs import Costs
 from swarm.sim.flow import Flow, Worker
@@ -31,9 +32,6 @@ from swarm.types import PeerId
 
 INSTANT_S = 1e-6
 """Times that differ by less are the same."""
-
-MOVE_LIMIT_S = DRAIN_S + PATIENCE_S
-"""A move that takes longer no longer holds up the next one."""
 
 
 def simulate_fluid(world: World, *, progress: Callable[[float], None] | None = None) -> Outcome:
@@ -84,7 +82,7 @@ class _Fluid:
         self._best_done, self._done_before, self._best_since = 0.0, 0.0, 0.0
         self._settings = Settings(gain=world.gain)
         self._often_s = min(world.announce_s or world.rebalance_s, world.rebalance_s)
-        self._grants = Grants(self._settings, limit_s=MOVE_LIMIT_S)
+        self._grants = Grants(self._settings, limit_s=LIMIT_S)
         self._peers: dict[PeerId, _Peer] = {}
         self._goers = [0 for _ in world.stages]
         """Movers of each stage that wait for the end of the step: one at a time."""
@@ -198,15 +196,15 @@ class _Fluid:
             return
         view = self._listing.view()
         found = best_move(view, self._settings)
-        if isinstance(found, Move) and not self._rests(self._peers[found.peer]):
+        if isinstance(found, Move) and self._has_rested(found):
             reason = self._grants.ask(view, found.peer, found.stage, self._clock.now)
             if not reason:
                 self._moves(self._peers[found.peer], found.stage, found.reason)
 
-    def _rests(self, peer: _Peer) -> bool:
-        """It has come only lately, and the run has made a step since its beginning."""
-        rest_s = REST_PERIODS * self._world.rebalance_s
-        return self._flow.steps > 0 and self._clock.now < peer.since + rest_s
+    def _has_rested(self, move: Move) -> bool:
+        """Before the first step there is nothing to rest from."""
+        served_s = self._clock.now - self._peers[move.peer].since if self._flow.steps else inf
+        return rested(move, served_s, self._world.rebalance_s)
 
     def _look_as_in_the_paper(self) -> None:
         members, rates = self._listing.members, self._listing.rates

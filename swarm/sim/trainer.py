@@ -9,6 +9,7 @@ from swarm.core.closing import Closing, Vote
 from swarm.core.flight import Flight, Pace, Receipt, Stamps
 from swarm.core.hop import Hop
 from swarm.core.journey import Journey
+from swarm.core.pace import GRACE
 from swarm.core.step import Decision, Remove, Step
 from swarm.core.update import Update
 from swarm.core.wiring import Window
@@ -19,9 +20,6 @@ from swarm.types import FRESH, Attempt, Mark, Replica, Stamp, Term
 
 if TYPE_CHECKING:
     from swarm.sim.simulation import Simulation
-
-GRACE = 0.1
-"""Share of the last step's time for which a step waits for those that still apply the last one."""
 
 
 class Trainer:
@@ -108,13 +106,10 @@ class Trainer:
         return Journey(m, self.stages, answer_s=self.sim.world.silence_s)
 
     def _sized_window(self) -> Window:
-        """As many as the world says at most; else it begins with two for each replica."""
-        world = self.sim.world
-        most = min(world.window or world.microbatches, world.microbatches)
         if self.window is None:
             replicas = sum(len(self.members.ready(stage)) for stage in range(self.stages))
-            size = self.sim.world.window or max(2 * self.stages, 2 * replicas)
-            self.window = Window(min(size, most), least=min(self.stages, most), most=most)
+            world = self.sim.world
+            self.window = Window.sized(self.stages, replicas, world.microbatches, world.window)
         return self.window
 
     def _closing(self, stage: int) -> Closing:

@@ -28,6 +28,7 @@ from swarm.core.rebalancing import (
     choose,
     decide,
     judge,
+    rested,
 )
 
 RULE = Settings()
@@ -599,3 +600,10 @@ def test_among_equals_nobody_goes_where_another_comes_from_unless_peers_are_lost
                 world.lose(lost)
         assert min(world.fewest) > 0
     assert moves > 40
+
+
+def test_who_has_just_come_rests_unless_a_stage_has_nobody():
+    found = Move("a", 1, "", gain=2.0)
+    assert not rested(found, 59.9, 30.0)
+    assert rested(found, 60.0, 30.0)
+    assert rested(Move("a", 1, "", gain=float("inf")), 0.0, 30.0)

@@ -565,3 +565,17 @@ def test_only_so_many_that_are_away_are_remembered() -> None:
     wiring.sync(0, [])
     wiring.sync(0, many)
     assert len(wiring.loads(0)) == AWAY + 2
+
+
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "limit", "size", "most"),
+    [(6, 64, 0, 12, 64), (1, 64, 0, 6, 64), (6, 8, 0, 8, 8), (6, 64, 5, 5, 5), (6, 4, 9, 4, 4)],
+)
+def test_a_window_begins_with_two_for_each_replica_unless_it_is_limited(
+    replicas: int, microbatches: int, limit: int, size: int, most: int
+) -> None:
+    window = Window.sized(3, replicas, microbatches, limit)
+    assert window.size == size
+    for _ in range(500):
+        window.succeeded(1.0)
+    assert window.size == most
