@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from operator import mul
-
-from swarm.core.balance import Serving, Settings, View
+from swarm.core.balance import Serving, Settings, View, shared_out
 from swarm.core.plans import PAIR_SHARE
 from swarm.sim.costs import Costs
 from swarm.sim.world import Machine
@@ -71,5 +69,4 @@ class Listing:
         if any(len(members) < settings.least for members in self.members):
             return True
         work = self._costs.work
-        even = sum(map(mul, self._rates, work)) / sum(work)
-        return even > min(self._rates) * (1 + PAIR_SHARE * settings.gain)
+        return shared_out(self._rates, work) > min(self._rates) * (1 + PAIR_SHARE * settings.gain)

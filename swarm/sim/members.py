@@ -29,8 +29,8 @@ class Members:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.roster = Roster(Backoff(first_s=WATCH_S, cap_s=30.0))
-        self._ready: list[list[Replica] | None] = [None] * trainer.stages
-        self._serving: list[list[Replica] | None] = [None] * trainer.stages
+        self._ready: list[tuple[Replica, ...] | None] = [None] * trainer.stages
+        self._serving: list[tuple[Replica, ...] | None] = [None] * trainer.stages
         self._probing: set[Replica] = set()
         self._alarm = inf
 
@@ -43,16 +43,16 @@ class Members:
         self._ready = [None] * self._trainer.stages
         self._serving = [None] * self._trainer.stages
 
-    def ready(self, stage: int) -> list[Replica]:
+    def ready(self, stage: int) -> tuple[Replica, ...]:
         found = self._ready[stage]
         if found is None:
-            found = self._ready[stage] = self.roster.ready(stage, self._trainer.mark)
+            found = self._ready[stage] = tuple(self.roster.ready(stage, self._trainer.mark))
         return found
 
-    def serving(self, stage: int) -> list[Replica]:
+    def serving(self, stage: int) -> tuple[Replica, ...]:
         found = self._serving[stage]
         if found is None:
-            found = self._serving[stage] = self.roster.serving(stage, self._trainer.mark)
+            found = self._serving[stage] = tuple(self.roster.serving(stage, self._trainer.mark))
         return found
 
     def at_mark(self, mark: Mark) -> set[Replica]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from swarm.sim.world import Outcome, Sample
+from swarm.sim.world import Outcome, Sample, share_of_optimum
 
 HOUR_S = 3600.0
 
@@ -23,13 +23,6 @@ class StageFigures:
     most: int
     came: int
     went: int
-
-
-def share_of_optimum(samples: Iterable[Sample]) -> float | None:
-    """Work done by what the best assignment would have done; None if that is nothing."""
-    samples = list(samples)
-    best = sum(s.optimum for s in samples)
-    return sum(s.throughput for s in samples) / best if best else None
 
 
 def between(samples: Iterable[Sample], start_s: float, end_s: float) -> list[Sample]:

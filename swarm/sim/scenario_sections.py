@@ -11,10 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from swarm.errors import ConfigError
-from swarm.manifest_sections import Section, text, whole
-from swarm.manifest_sections import flag as flag
-from swarm.manifest_sections import number as number
-from swarm.manifest_sections import one_of as one_of
+from swarm.manifest_sections import Section, flag, number, one_of, text, whole
 from swarm.manifest_text import shown
 from swarm.sim.traces import Unit
 from swarm.sim.world import Rebalancing, WiringRule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -132,6 +132,13 @@ class Sample:
     """Microbatches that were sent again in it."""
 
 
+def share_of_optimum(samples: Iterable[Sample]) -> float | None:
+    """Work done by what the best assignment would have done; None if that is nothing."""
+    samples = list(samples)
+    best = sum(s.optimum for s in samples)
+    return sum(s.throughput for s in samples) / best if best else None
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A peer went from one stage to another. ``done_s``: when it served there; inf: never."""
@@ -166,6 +173,6 @@ class Outcome:
 
     @property
     def share_of_optimum(self) -> float:
-        """Work done by what the best assignment would have done, over the whole run."""
-        best = sum(s.optimum for s in self.samples)
-        return sum(s.throughput for s in self.samples) / best if best else 1.0
+        """Over the whole run; 1 if there was nothing to do."""
+        share = share_of_optimum(self.samples)
+        return 1.0 if share is None else share
