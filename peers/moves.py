@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,7 +12,7 @@ from peers.balance import room_of, settings_of
 from swarm.core.grants import Grants
 from swarm.core.rebalancing import Need, Serving, View
 from swarm.core.roster import Member, State
-from swarm.types import Mark, PeerId, Replica
+from swarm.types import PeerId, Replica
 
 if TYPE_CHECKING:
     from dht.records import PeerRecord
@@ -29,14 +28,9 @@ IN_VAIN = 3
 
 @dataclass(slots=True)
 class _Move:
-    """``replica`` was let go at ``mark``; ``until`` is when the move no longer holds up others.
-
-    ``why``: in plain words, until that has been told.
-    """
+    """Who was let go. ``why``: in plain words, until that has been told."""
 
     replica: Replica
-    mark: Mark
-    until: float
     why: str
 
 
@@ -51,12 +45,10 @@ class Moves:
         self._trainer = trainer
         self.needs: Sequence[Need] = [Need(1.0)] * trainer.stages
         periods = trainer.manifest.periods
-        self._limit_s = periods.drain_s + periods.patience_s
-        # How long a move may take depends on the step under way, so that is looked after here.
-        self._grants = Grants(settings_of(trainer.manifest), limit_s=inf)
+        limit_s = periods.drain_s + periods.patience_s
+        self._grants = Grants(settings_of(trainer.manifest), limit_s=limit_s)
         self._records: dict[PeerId, PeerRecord] = {}
         self._moves: dict[PeerId, _Move] = {}
-        self._rests: dict[PeerId, float] = {}
 
     def seen(self, record: PeerRecord) -> None:
         """An announcement, as it is in the directory now."""
@@ -111,14 +103,11 @@ class Moves:
         self.tidy()
         if not self._trainer.manifest.rebalancing.enabled:
             return "moves are switched off in this run's manifest"
-        if peer in self._rests:
-            return f"its last move came to nothing; not again for {self._rests[peer] - now:.0f} s"
         view = self.view()
-        reason = self._grants.ask(view, peer, to_stage, now)
+        reason = self._grants.ask(view, peer, to_stage, now, self._trainer.mark)
         if not reason and peer not in self._moves:
             why = self._reason(view, member.stage, to_stage)
-            mark = self._trainer.mark
-            self._moves[peer] = _Move(member.replica, mark, now + self._limit_s, why)
+            self._moves[peer] = _Move(member.replica, why)
         return reason
 
     def _reason(self, view: View, source: int, target: int) -> str:
@@ -141,18 +130,12 @@ class Moves:
         A reply may be lost: who was let go and does not know it must not wait for work for ever.
         """
         now = anyio.current_time()
-        self._rests = {peer: until for peer, until in self._rests.items() if until > now}
-        for peer, stage in self._grants.under_way.items():
-            move = self._moves[peer]
-            if self._trainer.mark == move.mark:
-                move.until = now + self._limit_s  # the step has to be finished first
-            if now >= move.until:
-                self._rests[peer] = now + self._limit_s
-            if now >= move.until or self._is_over(move, stage):
-                self.ended(peer)
+        for peer in self._grants.tidy(now, self._trainer.mark, self._is_over):
+            self.ended(peer)
 
-    def _is_over(self, move: _Move, to_stage: int) -> bool:
+    def _is_over(self, peer: PeerId, to_stage: int) -> bool:
         """It serves where it wanted to go, or has fallen silent or begun anew elsewhere."""
+        move = self._moves[peer]
         for member in self._trainer.roster.all():
             if member.replica == move.replica:
                 if member.state is State.REMOVED:

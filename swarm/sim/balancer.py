@@ -12,7 +12,7 @@ from swarm.sim.joins import PATIENCE_S
 from swarm.sim.leaving import DRAIN_S
 from swarm.sim.paper import paper_move
 from swarm.sim.world import Moved, Rebalancing
-from swarm.types import Mark, PeerId
+from swarm.types import PeerId
 
 if TYPE_CHECKING:
     from swarm.sim.arrivals import Arrivals
@@ -32,10 +32,7 @@ class Balancer:
 
     def __init__(self, sim: Simulation, arrivals: Arrivals) -> None:
         self._sim, self._arrivals = sim, arrivals
-        # How long a move may take depends on the step under way, so that is looked after here.
-        self._grants = Grants(sim.directory.settings, limit_s=inf)
-        self._until: dict[PeerId, tuple[Mark, float]] = {}
-        self._rested_from: dict[PeerId, float] = {}
+        self._grants = Grants(sim.directory.settings, limit_s=LIMIT_S)
         self._phase: dict[PeerId, float] = {}
 
     def begin(self) -> None:
@@ -76,15 +73,10 @@ class Balancer:
             return
         if not rested(move, self._served_s(server), sim.world.rebalance_s):
             return
-        self._tidy()
-        if now < self._rested_from.get(move.peer, 0.0):
-            return
-        reason = self._grants.ask(sim.directory.truth(), move.peer, move.stage, now)
-        if reason:
-            return
-        if self._set_out(server, move.stage, move.reason):
-            self._until[move.peer] = (sim.trainer.mark, now + LIMIT_S)
-        else:
+        mark = sim.trainer.mark
+        self._grants.tidy(now, mark, self._is_over)
+        reason = self._grants.ask(sim.directory.truth(), move.peer, move.stage, now, mark)
+        if not reason and not self._set_out(server, move.stage, move.reason):
             self._grants.ended(move.peer)
 
     def _served_s(self, server: Server) -> float:
@@ -92,22 +84,13 @@ class Balancer:
         begun = self._sim.trainer.mark.t > 0
         return self._sim.clock.now - server.since if begun else inf
 
-    def _tidy(self) -> None:
-        """End what is over: moves of those who have arrived, are gone, or take too long."""
-        sim, now = self._sim, self._sim.clock.now
-        for peer, stage in self._grants.under_way.items():
-            mark, until = self._until.pop(peer)
-            if sim.trainer.mark == mark:
-                until = now + LIMIT_S  # the step has to be finished first
-            if now >= until:
-                self._rested_from[peer] = now + LIMIT_S
-            server = sim.serving.get(peer)
-            member = None if server is None else sim.trainer.members.roster.get(server.me)
-            there = member is not None and member.state is State.READY and member.stage == stage
-            if now >= until or server is None or there:
-                self._grants.ended(peer)
-            else:
-                self._until[peer] = mark, until
+    def _is_over(self, peer: PeerId, stage: int) -> bool:
+        """It has arrived, or is gone."""
+        server = self._sim.serving.get(peer)
+        if server is None:
+            return True
+        member = self._sim.trainer.members.roster.get(server.me)
+        return member is not None and member.state is State.READY and member.stage == stage
 
     def _move_as_paper(self) -> None:
         """The paper's rule: somebody moves every period, and nobody has to be asked."""

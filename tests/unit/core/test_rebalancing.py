@@ -30,6 +30,7 @@ from swarm.core.rebalancing import (
     judge,
     rested,
 )
+from swarm.types import NO_TERM, Mark
 
 RULE = Settings()
 EVEN = [Need(1.0)] * 3
@@ -408,6 +409,25 @@ def test_who_does_not_arrive_holds_up_the_next_move_only_for_a_while() -> None:
     grants.ask(known, "s0a", 1, now=0.0)
     assert grants.ask(known, "s0b", 2, now=59.0) != ""
     assert grants.ask(known, "s0b", 2, now=60.0) == ""
+
+
+def test_a_move_takes_no_time_until_its_step_has_ended_and_who_takes_too_long_rests() -> None:
+    known, grants = view([1.0] * 4, [1.0], [1.0]), Grants(RULE, limit_s=60.0)
+    before, after = Mark(NO_TERM, 3), Mark(NO_TERM, 4)
+
+    def on_its_way(peer: str, stage: int) -> bool:
+        assert (peer, stage) == ("s0a", 1)
+        return False
+
+    assert grants.ask(known, "s0a", 1, now=0.0, mark=before) == ""
+    assert grants.tidy(500.0, before, on_its_way) == []
+    assert grants.tidy(559.0, after, on_its_way) == []
+    assert grants.tidy(560.0, after, on_its_way) == ["s0a"]
+    assert grants.under_way == {}
+    assert grants.ask(known, "s0a", 1, 600.0) == "its last move came to nothing; not again for 20 s"
+    assert grants.ask(known, "s0b", 2, 600.0) == ""
+    assert grants.tidy(620.0, after, lambda peer, stage: (peer, stage) == ("s0b", 2)) == ["s0b"]
+    assert grants.ask(known, "s0a", 1, 620.0) == ""
 
 
 def test_a_mover_counts_where_it_goes_from_the_moment_of_the_grant() -> None:
