@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -10,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,6 +55,37 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def whole(text: str) -> int:
+    """For argparse."""
+    value = int(text)
+    if not 1 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 to 1000")
+    return value
+
+
+def run_parts(
+    names: Iterable[str], run: Callable[[str], Any], figures: dict[str, Any], path: Path | None
+) -> NoReturn:
+    """Run each part, put what it returns into ``figures``, write them to ``path``, and exit.
+
+    A part that raises RuntimeError is told as failed, and the others go on.
+    """
+    failed = False
+    try:
+        for name in names:
+            try:
+                figures[name] = run(name)
+            except RuntimeError as error:
+                failed = True
+                print(f"\n{name}: failed: {error}", flush=True)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        write_json(path, figures)
+    sys.exit(failed)
 
 
 def median(values: Sequence[float]) -> float:

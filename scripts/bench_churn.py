@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts._bench import write_json
+from scripts._bench import run_parts, whole
 from scripts._churn import Options, Part
 from scripts._churn_joins import download, visits
 from scripts._churn_kills import kills
@@ -43,13 +43,6 @@ def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text}: allowed are numbers above 0, up to a million")
-    return value
-
-
-def whole(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 to 1000")
     return value
 
 
@@ -80,24 +73,14 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     figures: dict[str, Any] = {"command": " ".join(sys.argv)}
-    failed = False
     print(f"command: {figures['command']}")
-    try:
-        for name in flags.only or PARTS:
-            try:
-                part = PARTS[name](options)
-            except RuntimeError as error:
-                failed = True
-                print(f"\n{name}: failed: {error}", flush=True)
-                continue
-            show(part)
-            figures[name] = part.figures
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    finally:
-        write_json(flags.json, figures)
-    sys.exit(failed)
+
+    def run(name: str) -> dict[str, Any]:
+        part = PARTS[name](options)
+        show(part)
+        return part.figures
+
+    run_parts(flags.only or PARTS, run, figures, flags.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.filesize import decimal
 
-from scripts._bench import write_json
+from scripts._bench import whole, write_json
 from scripts._moves import DEAD, FULL, HIT, Options, best_assignment, best_from_the_start, one_move
 
 ASKED = 0.90
@@ -42,13 +42,6 @@ def positive(text: str) -> float:
     value = float(text)
     if not 0.01 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text}: allowed are numbers from 0.01 to 3600")
-    return value
-
-
-def whole(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 to 1000")
     return value
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts._bench import ROOT, write_json
+from scripts._bench import ROOT, run_parts
 
 AIM_S = 60.0
 """Of CPU time: one thread, on a machine that may have other things to do."""
@@ -108,20 +108,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     flags = parse()
     figures: dict[str, Any] = {"command": " ".join(sys.argv)}
-    failed = False
-    try:
-        for name in flags.only or PARTS:
-            try:
-                figures[name] = PARTS[name](flags.quick)
-            except RuntimeError as error:
-                failed = True
-                print(f"{name}: failed: {error}", flush=True)
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    finally:
-        write_json(flags.json, figures)
-    sys.exit(failed)
+    run_parts(flags.only or PARTS, lambda name: PARTS[name](flags.quick), figures, flags.json)
 
 
 if __name__ == "__main__":
