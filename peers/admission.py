@@ -227,7 +227,9 @@ class Admissions:
         if not isinstance(answer, msg.At):
             raise BadInput(getattr(answer, "reason", answer.kind))
         member = trainer.roster.get(replica)
-        if member is None or answer.mark != mark or trainer.mark != mark:
+        # Once the step is decided it could only be told what it cannot apply.
+        went_on = trainer.mark != mark or trainer.standing is not None
+        if member is None or answer.mark != mark or went_on:
             raise BadInput("the run went on meanwhile")
         trainer.roster.admitted(replica, mark)
         trainer.reign.obeyed(replica)

@@ -11,7 +11,7 @@ from peers import messages as msg
 from peers.faults import Delay, Drop, Rate, requests
 from peers.transport import Frame
 from swarm.types import Stamp
-from tests.chaos.harness import World, digits_manifest, reference
+from tests.chaos.harness import World, digits_manifest, reference, run_world
 from tests.chaos.trouble import run_world_in
 
 STEPS = 12
@@ -264,3 +264,20 @@ def test_a_join_that_comes_late_takes_nothing_from_a_member(expected) -> None:
 
     run_with(trouble, expected)
     assert replies[0]["kind"] == "at"
+
+
+def test_an_admission_that_is_answered_after_the_decision_costs_nobody_a_removal():
+    """Decisions are on their way for as long as such answers: one in some meets the other."""
+    m = digits_manifest(stages__count=1)
+
+    async def scenario(world: World) -> None:
+        await world.start_all(2)
+        lead = world.trainer.me.peer
+        world.faults.add(lambda link, _: lead in (link.source, link.target), Delay(0.2))
+        for _ in range(12):
+            world.tasks.start_soon(world.start, 0)
+            await world.train(4)
+
+    world = run_world(m, scenario)
+    assert sum("serves stage 0 at step" in event for event in world.events) > 10
+    assert not [event for event in world.events if "removed" in event]
