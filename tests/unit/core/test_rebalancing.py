@@ -15,6 +15,7 @@ from statistics import median
 import pytest
 from rebalancing_world import Moved, Plan, World, after, optimum, random_view, reachable
 
+from swarm.core.balance import of_equals
 from swarm.core.grants import Grants
 from swarm.core.rebalancing import (
     Move,
@@ -627,3 +628,8 @@ def test_who_has_just_come_rests_unless_a_stage_has_nobody():
     assert not rested(found, 59.9, 30.0)
     assert rested(found, 60.0, 30.0)
     assert rested(Move("a", 1, "", gain=float("inf")), 0.0, 30.0)
+
+
+def test_equal_peers_that_are_fewer_than_the_stages_do_nothing():
+    assert of_equals(1, [2.0, 2.0]) == 0.0
+    assert of_equals(2, [2.0, 3.0]) == 2.0
