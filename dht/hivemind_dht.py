@@ -17,9 +17,9 @@ from typing import Any
 import anyio
 import msgpack
 
-import dht.protobufs  # noqa: F401  before hivemind: see there
-
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "WARNING")  # hivemind and p2pd read it at their start
+
+from dht.hivemind_p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
 
 # isort: split
 from google.protobuf.message import DecodeError
@@ -27,7 +27,6 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler

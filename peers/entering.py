@@ -15,7 +15,7 @@ import anyio
 from dht.directory import Directory
 from dht.identity import Identity, hold
 from dht.records import RunRecord, decode_all, runs_key
-from peers.p2pd_addresses import check_announce, check_bootstrap, check_listen, reachable
+from peers.addresses import check_announce, check_bootstrap, check_listen, reachable
 from peers.transport import Transport
 from peers.wire import Limits
 from swarm.errors import BootstrapError, ConfigError, IdentityError, SwarmError

@@ -1,8 +1,7 @@
 """The transport over hivemind's libp2p daemon: calls on pooled, persistent binary streams.
 
 It owns the one ``hivemind.P2P`` object of the process (``.p2p``), which the DHT adapter shares.
-Needs asyncio. A stream carries one call at a time and is never half-closed; whatever goes wrong in
-a call ends its stream. The end of a stream inside a message is how a dead peer shows.
+Needs asyncio.
 """
 
 from __future__ import annotations
@@ -10,57 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import anyio
 
-import dht.protobufs  # noqa: F401  # before hivemind: see there
-
-# isort: split
-from hivemind.p2p import P2P
-
+from dht.hivemind_p2p import P2P
 from peers import wire
-from peers.p2pd_addresses import is_loopback, split_peer, why_not_dialled
+from peers.addresses import is_loopback, split_peer
 from peers.p2pd_daemon import Daemon, DaemonError
-from peers.p2pd_server import StreamServer
+from peers.p2pd_server import P2pdServer
 from peers.p2pd_start import identity_taken, reach, start_node
-from peers.p2pd_streams import SocketStream, StreamCut, Tuning, WriteCut, receive_frame
+from peers.p2pd_words import why_not_dialled
+from peers.stream_client import StreamClient
+from peers.stream_server import PROTOCOL
+from peers.streams import Stream, Tuning
 from peers.transport import Frame, Handler
-from swarm.errors import AddressError, BootstrapError, CallLost, NotConnected
+from swarm.errors import AddressError, BootstrapError, NotConnected
 from swarm.types import PeerId
 
 __all__ = ["P2pdTransport", "Tuning", "identity_taken"]
-
-
-@dataclass(eq=False)
-class _Pool:
-    """The streams to one peer: idle ones, last used last, and a slot for each in all."""
-
-    slots: asyncio.Semaphore
-    idle: list[SocketStream] = field(default_factory=list)
-    users: int = 0
-
-    def take(self) -> SocketStream | None:
-        """An idle stream whose other side is still there."""
-        while self.idle:
-            stream = self.idle.pop()
-            if stream.is_silent():
-                return stream
-            stream.close()
-        return None
-
-    def close_idle(self, before: float) -> None:
-        """Close the streams that were last used before this time of the loop's clock."""
-        for stream in [stream for stream in self.idle if stream.progress_at < before]:
-            self.idle.remove(stream)
-            stream.close()
-
-
-@dataclass(eq=False)
-class _Call:
-    scope: anyio.CancelScope
-    sending: bool = False
-    """Whether the peer may have got something."""
 
 
 class P2pdTransport:
@@ -78,13 +44,10 @@ class P2pdTransport:
         self._peer: PeerId = p2p.peer_id.to_base58()
         self._daemon = daemon
         self._addresses = list(addresses)
-        self._limits = limits
-        self._tuning = tuning
-        self._pools: dict[PeerId, _Pool] = {}
-        self._calls: set[_Call] = set()
-        self._server = StreamServer(daemon, limits, tuning)
+        self._client = StreamClient(self._open_stream, limits, tuning)
+        self._server = P2pdServer(daemon, limits, tuning)
         self._closed = False
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._housekeeping = asyncio.create_task(self._client.keep_house())
 
     @classmethod
     async def create(
@@ -142,8 +105,8 @@ class P2pdTransport:
 
     def limit(self, limits: wire.Limits) -> None:
         """Send and take no longer frames than these from now on: a run's manifest says so."""
-        self._limits = limits
-        self._server.limits = limits
+        self._client.limits = limits
+        self._server.streams.limits = limits
 
     async def serve(self, handler: Handler) -> None:
         await self._server.start(handler)
@@ -159,98 +122,23 @@ class P2pdTransport:
         return peer
 
     async def call(self, peer: PeerId, request: Frame, *, timeout_s: float) -> Frame:
-        buffers: list[bytes | memoryview] = [wire.encode_head(request, self._limits)]
-        buffers += wire.payload_parts(request)
-        if self._closed:
-            raise NotConnected("this transport is closed")
-        pool = self._pools.get(peer)
-        if pool is None:
-            pool = _Pool(asyncio.Semaphore(self._tuning.streams_per_peer))
-            self._pools[peer] = pool
-        pool.users += 1
-        call = _Call(anyio.CancelScope(deadline=anyio.current_time() + timeout_s))
-        self._calls.add(call)
-        try:
-            with call.scope:
-                async with pool.slots:
-                    return await self._exchange(peer, pool, buffers, call)
-        finally:
-            self._calls.discard(call)
-            pool.users -= 1
-        why = "this transport was closed" if self._closed else f"time is up ({timeout_s:g} s)"
-        if call.sending:
-            raise CallLost(f"no reply from {peer}: {why}")
-        raise NotConnected(f"no stream to {peer}: {why}")
+        return await self._client.call(peer, request, timeout_s=timeout_s)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for call in self._calls:
-            call.scope.cancel()
         with anyio.CancelScope(shield=True):
+            await self._client.close()
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
             await self._server.stop()
-            for pool in self._pools.values():
-                pool.close_idle(before=float("inf"))
             await self.p2p.shutdown()
             await self._daemon.stop()
 
-    async def _exchange(
-        self, peer: PeerId, pool: _Pool, buffers: list[bytes | memoryview], call: _Call
-    ) -> Frame:
-        stream = await self._send(peer, pool, buffers, call)
-        reusable = False
+    async def _open_stream(self, peer: PeerId) -> Stream:
         try:
-            reply = await receive_frame(stream, self._limits)
-            if reply is None:
-                raise CallLost(f"no reply from {peer}: the stream was closed")
-            reusable = not (stream.broken or reply.header.get("closing") or self._closed)
-            return reply
-        except StreamCut as cut:
-            raise CallLost(f"no reply from {peer}: {cut}") from cut
-        finally:
-            if reusable:
-                pool.idle.append(stream)
-            else:
-                stream.close()
-
-    async def _send(
-        self, peer: PeerId, pool: _Pool, buffers: list[bytes | memoryview], call: _Call
-    ) -> SocketStream:
-        """Send a request; returns the stream on which the reply will come, if any comes."""
-        while True:
-            stream = pool.take()
-            is_new = stream is None
-            if stream is None:
-                try:
-                    stream = await self._daemon.open_stream(peer, StreamServer.PROTOCOL)
-                except DaemonError as error:
-                    why = why_not_dialled(str(error))
-                    raise NotConnected(f"no stream to {peer}: {why}") from error
-            call.sending = True
-            try:
-                await stream.write(buffers)
-            except WriteCut as cut:
-                if cut.sent == 0:
-                    call.sending = False
-                    stream.close()
-                    if is_new:
-                        raise NotConnected(f"no stream to {peer}: {cut}") from cut
-                    continue
-                stream.broken = True  # a refusal may have come before the end
-            except BaseException:
-                stream.close()
-                raise
-            return stream
-
-    async def _keep_house(self) -> None:
-        """Close pooled streams that nobody has used for a while, and forget empty pools."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._tuning.idle_s / 4)
-            for peer, pool in list(self._pools.items()):
-                pool.close_idle(before=loop.time() - self._tuning.idle_s)
-                if not pool.idle and not pool.users:
-                    del self._pools[peer]
+            return await self._daemon.open_stream(peer, PROTOCOL)
+        except DaemonError as error:
+            why = why_not_dialled(str(error))
+            raise NotConnected(f"no stream to {peer}: {why}") from error

@@ -19,14 +19,9 @@ from pathlib import Path
 
 import anyio
 
-import dht.protobufs  # noqa: F401  # before hivemind: see there
-
-# isort: split
-from hivemind.p2p import PeerID
-from hivemind.proto import p2pd_pb2
-from hivemind.utils.multiaddr import Multiaddr
-
-from peers.p2pd_streams import SocketStream, StreamCut
+from dht.hivemind_p2p import Multiaddr, PeerID, p2pd_pb2
+from peers.p2pd_streams import SocketStream
+from peers.streams import StreamCut, delimited, read_delimited
 from swarm.types import PeerId
 
 logger = logging.getLogger(__name__)
@@ -220,8 +215,8 @@ class Daemon:
         try:
             stream = await SocketStream.dial(self.control_path)
             data = request.SerializeToString()
-            await stream.write([_varint(len(data)) + data])
-            response = p2pd_pb2.Response.FromString(await read_delimited(stream))
+            await stream.write([delimited(data)])
+            response = p2pd_pb2.Response.FromString(await read_delimited(stream, MAX_REPLY_BYTES))
             if response.type == p2pd_pb2.Response.ERROR:
                 raise DaemonError(response.error.msg)
         except StreamCut as cut:
@@ -233,28 +228,6 @@ class Daemon:
                 stream.close()
             raise
         return stream, response
-
-
-async def read_delimited(stream: SocketStream) -> bytes:
-    """One protobuf as p2pd sends it, its length as a varint before it. Raises StreamCut."""
-    length = shift = 0
-    while True:
-        (byte,) = await stream.read(1)
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if length > MAX_REPLY_BYTES:
-            raise StreamCut(f"p2pd sent a message longer than {MAX_REPLY_BYTES} bytes")
-        if byte < 0x80:
-            return bytes(await stream.read(length))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _socket_folder() -> Path:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from dht.identity import Identity
-from peers.p2pd_addresses import (
+from peers.addresses import (
     check_announce,
     check_listen,
-    explain,
+    enter,
     is_loopback,
-    nobody_reached,
     preflight,
     split_peer,
 )
 from peers.p2pd_daemon import Daemon, DaemonError
+from peers.p2pd_words import explain
 from swarm.errors import AddressError, UserError
 from swarm.types import PeerId
-
-logger = logging.getLogger(__name__)
 
 CONNECT_S = 8.0
 """How long p2pd may take to connect to a bootstrap address that answers."""
@@ -48,7 +46,7 @@ async def start_node(
         split_peer(address)
     daemon = await _start(_node_arguments(identity_path, listen, announce), timeout_s)
     try:
-        await _enter(daemon, initial_peers)
+        await enter(initial_peers, partial(reach, daemon))
     except BaseException:
         await daemon.stop()
         raise
@@ -65,7 +63,7 @@ async def identity_taken(peer: PeerId, initial_peers: Sequence[str]) -> bool:
     """
     daemon = await _start(["-dhtClient=1", "-hostAddrs=/ip4/127.0.0.1/tcp/0", *_COMMON], STARTUP_S)
     try:
-        await _enter(daemon, initial_peers)
+        await enter(initial_peers, partial(reach, daemon))
         async with asyncio.timeout(CONNECT_S):
             await daemon.connect(peer, [])
         return True
@@ -112,19 +110,3 @@ async def _start(arguments: Sequence[str], timeout_s: float) -> Daemon:
     except DaemonError as error:
         kind = AddressError if "listen" in str(error) else UserError
         raise kind(f"the network daemon did not start: {error}") from error
-
-
-async def _enter(daemon: Daemon, addresses: Sequence[str]) -> None:
-    """Connect to all of ``addresses``; raise BootstrapError if there are some and none works."""
-    if not addresses:
-        return
-    problems = await asyncio.gather(*(reach(daemon, address) for address in addresses))
-    dead = {
-        address: problem
-        for address, problem in zip(addresses, problems, strict=True)
-        if problem is not None
-    }
-    if len(dead) == len(addresses):
-        raise nobody_reached(dead)
-    for address, problem in dead.items():
-        logger.warning("a bootstrap peer cannot be reached: %s: %s", address, problem)

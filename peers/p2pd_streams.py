@@ -1,4 +1,4 @@
-"""Frames over the unix sockets that p2pd hands out: scatter writes, reads into aligned memory.
+"""Streams over the unix sockets that p2pd hands out. Needs asyncio.
 
 p2pd gives every libp2p stream to us as a unix socket. asyncio's StreamReader and StreamWriter would
 copy each payload twice more, so the sockets are read and written directly from the event loop.
@@ -9,42 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from peers import wire
-from peers.transport import Frame
+from peers.streams import StreamCut, WriteCut
 from swarm.types import PeerId
 
 SOCKET_BUFFER_BYTES = 1 << 20
 MAX_SCATTER = 64
 """Buffers per system call; the kernel takes up to 1024."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Bounds of a p2pd transport; the defaults suit a node.
-
-    Args:
-        streams_per_peer: open to one peer at most; a call beyond waits for one.
-        inbound_streams: served at once; those beyond are refused.
-        inbound_streams_per_peer: the same for one peer.
-        idle_s: seconds after which a stream that we opened and do not use is closed.
-        progress_s: seconds without a byte inside a message after which a caller is dropped.
-        discard_s: seconds for which the rest of a refused frame is read and thrown away.
-        startup_s: seconds that p2pd may take to start.
-    """
-
-    streams_per_peer: int = 16
-    inbound_streams: int = 512
-    inbound_streams_per_peer: int = 64
-    idle_s: float = 60.0
-    progress_s: float = 30.0
-    discard_s: float = 5.0
-    startup_s: float = 60.0
-
-
-class StreamCut(Exception):
-    """The stream ended inside a message, or could not be written."""
 
 
 class SocketStream:
@@ -184,42 +155,3 @@ class SocketStream:
         finally:
             if self._sock.fileno() >= 0:
                 unwatch(self._sock)
-
-
-class WriteCut(StreamCut):
-    """A write failed after ``sent`` bytes were taken by the system."""
-
-    def __init__(self, reason: str, sent: int) -> None:
-        super().__init__(reason)
-        self.sent = sent
-
-
-async def send_frame(stream: SocketStream, frame: Frame, limits: wire.Limits) -> None:
-    """Raises BadFrame (nothing was sent) or WriteCut."""
-    await stream.write([wire.encode_head(frame, limits), *wire.payload_parts(frame)])
-
-
-async def receive_frame(stream: SocketStream, limits: wire.Limits) -> Frame | None:
-    """The next frame, or None if the stream ended between two frames.
-
-    Raises:
-        BadFrame: as ``peers.wire`` says; nothing more can be read from the stream.
-        StreamCut: the stream ended inside the frame.
-    """
-    prefix = bytearray(wire.PREFIX_BYTES)
-    filled = await stream.fill(memoryview(prefix))
-    if filled == 0:
-        return None
-    if filled < wire.PREFIX_BYTES:
-        raise StreamCut(f"cut: the stream ended after {filled} bytes of a prefix")
-    lengths = wire.decode_prefix(prefix, limits)
-    header = wire.decode_header(await stream.read(lengths.header_bytes))
-    if lengths.payload_bytes == 0:
-        stream.underway = False
-        return Frame(header)
-    payload = wire.aligned_buffer(lengths.payload_bytes)
-    filled = await stream.fill(payload)
-    if filled < lengths.payload_bytes:
-        raise StreamCut(f"cut: {filled} of {lengths.payload_bytes} payload bytes came")
-    stream.underway = False
-    return Frame(header, (payload,))

@@ -15,7 +15,7 @@ import pytest
 from dht.identity import Identity
 from peers import wire
 from peers.p2pd import P2pdTransport, Tuning, identity_taken
-from peers.p2pd_streams import receive_frame
+from peers.streams import receive_frame
 from peers.transport import Frame
 from swarm.errors import (
     AddressError,
@@ -392,10 +392,10 @@ async def test_caller_that_does_not_read_its_reply_is_dropped(tmp_path):
         async def handler(sender, frame):
             return Frame({}, [memoryview(bytes(64 << 20))])
 
-        server._server._handler = handler
+        server._server.streams.handler = handler
         await stream.write([head_of({"m": 1})])
-        await until(lambda: len(server._server._streams) == 1)
-        await until(lambda: not server._server._streams)
+        await until(lambda: len(server._server.streams._streams) == 1)
+        await until(lambda: not server._server.streams._streams)
 
 
 async def test_slow_handler_is_no_stall(tmp_path):
@@ -405,7 +405,7 @@ async def test_slow_handler_is_no_stall(tmp_path):
             await anyio.sleep(1.0)  # many times the limit for progress
             return Frame({"kind": "late"})
 
-        server._server._handler = handler
+        server._server.streams.handler = handler
         reply = await client.call(server.peer, Frame({"m": 1}), timeout_s=AMPLE_S)
         assert reply.header == {"kind": "late"}
 
@@ -421,7 +421,7 @@ async def test_streams_beyond_the_bound_are_refused(tmp_path, bound):
         await first.write([head_of({"m": 2})])
         assert (await receive_frame(first, wire.DEFAULT_LIMITS)).header == {"m": 2}
         first.close()
-        await until(lambda: not server._server._streams)
+        await until(lambda: not server._server.streams._streams)
         await client.call(server.peer, Frame({"m": 3}), timeout_s=AMPLE_S)
 
 
@@ -434,7 +434,7 @@ async def test_streams_are_reused_pooled_up_to_the_bound_and_closed_when_idle(tm
 
         async def handler(sender, frame):
             nonlocal most
-            most = max(most, len(server._server._streams))
+            most = max(most, len(server._server.streams._streams))
             return Frame({})
 
         await server.serve(handler)
@@ -445,8 +445,8 @@ async def test_streams_are_reused_pooled_up_to_the_bound_and_closed_when_idle(tm
                     lambda m=m: client.call(server.peer, Frame({"m": m}), timeout_s=AMPLE_S)
                 )
         assert 1 <= most <= 3
-        await until(lambda: not client._pools)
-        await until(lambda: not server._server._streams)
+        await until(lambda: not client._client._pools)
+        await until(lambda: not server._server.streams._streams)
 
 
 async def test_daemon_that_died_is_not_connected(tmp_path):
@@ -468,12 +468,12 @@ async def test_pooled_stream_that_died_is_replaced(tmp_path, monkeypatch, seen_i
     ):
         await server.serve(echo)
         await client.call(server.peer, Frame({"m": 1}), timeout_s=AMPLE_S)
-        (pooled,) = client._pools[server.peer].idle
-        (task,) = server._server._streams
-        task.cancel()
+        (pooled,) = client._client._pools[server.peer].idle
+        (scope,) = server._server.streams._streams.values()
+        scope.cancel()
         await until(lambda: not pooled.is_silent())
         if not seen_in_time:
             monkeypatch.setattr(pooled, "is_silent", lambda: True)
         reply = await client.call(server.peer, Frame({"m": 2}), timeout_s=AMPLE_S)
         assert reply.header == {"m": 2}
-        assert pooled not in client._pools[server.peer].idle
+        assert pooled not in client._client._pools[server.peer].idle

@@ -1,19 +1,21 @@
-"""Addresses that a person typed: checked before p2pd sees them, so that errors are precise."""
+"""Multiaddrs: checked where a person typed them, so that errors are precise, and taken apart."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-import re
+import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from swarm.errors import AddressError, BootstrapError
 from swarm.types import PeerId
+
+logger = logging.getLogger(__name__)
 
 PREFLIGHT_S = 5.0
 _HOST = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
@@ -91,6 +93,26 @@ def nobody_reached(problems: Mapping[str, str]) -> BootstrapError:
     return BootstrapError(f"the swarm cannot be entered: {' | '.join(lines)}")
 
 
+async def enter(addresses: Sequence[str], why_not: Callable[[str], Awaitable[str | None]]) -> None:
+    """Connect to all of ``addresses``, with ``why_not``, which says what was wrong with one.
+
+    Raises:
+        BootstrapError: there are some and none works. For each other that does not: a warning.
+    """
+    if not addresses:
+        return
+    problems = await asyncio.gather(*(why_not(address) for address in addresses))
+    dead = {
+        address: problem
+        for address, problem in zip(addresses, problems, strict=True)
+        if problem is not None
+    }
+    if len(dead) == len(addresses):
+        raise nobody_reached(dead)
+    for address, problem in dead.items():
+        logger.warning("a bootstrap peer cannot be reached: %s: %s", address, problem)
+
+
 async def preflight(address: str) -> str | None:
     """Why nobody can be reached by TCP at ``address``, and what to do; None if somebody can.
 
@@ -121,27 +143,30 @@ async def preflight(address: str) -> str | None:
     return None
 
 
-def explain(text: str) -> str:
-    """p2pd's reason for not reaching a peer, in one line with what to do."""
-    said = re.sub(r"\s*\n\s*\*?\s*", "; ", text.strip())
-    if "peer id mismatch" in text:
-        found = re.search(r"remote key matches (\w+)", text)
-        who = f"another peer, {found[1]}," if found else "another peer"
-        return f"{who} answers there; ask for the current address"
-    return f"no swarm peer answers there ({said}); check host and port"
+def host_and_port(address: str) -> tuple[str, int]:
+    """The host (an IP address or a name) and TCP port of a multiaddr.
+
+    Raises:
+        ValueError: it is not an address for TCP.
+    """
+    parts = _parse("peer", address)
+    for kind in (*_HOST, *_NAMED):
+        if kind in parts and "tcp" in parts and "p2p-circuit" not in parts:
+            return parts[kind], int(parts["tcp"])
+    raise ValueError(f"{address!r} is not an address for TCP")
 
 
-def why_not_dialled(text: str) -> str:
-    """p2pd's reason for not reaching a peer it has addresses of, short enough for a log line."""
-    tries = re.findall(r"^\s*\* \[([^\]]+)\] (.*)$", text, re.MULTILINE)
-    if not tries:
-        return re.sub(r"\s*\n\s*\*?\s*", "; ", text.strip())
-    reasons: dict[str, list[str]] = {}
-    for address, said in tries:
-        why = said.rsplit(": ", 1)[-1].strip()
-        why = "not reached a moment ago" if why == "dial backoff" else why
-        reasons.setdefault(why, []).append(address)
-    return "; ".join(f"{why} at {', '.join(at)}" for why, at in reasons.items())
+def multiaddr_bytes(address: str) -> bytes:
+    """A multiaddr as it travels."""
+    return Multiaddr(address).to_bytes()
+
+
+def multiaddr_text(data: bytes) -> str:
+    """A multiaddr that came from somebody. Raises ValueError if it is none."""
+    try:
+        return str(Multiaddr(data))
+    except (MultiaddrError, ValueError, LookupError) as error:
+        raise ValueError(f"not a multiaddr: {error}") from error
 
 
 def is_loopback(address: str) -> bool:

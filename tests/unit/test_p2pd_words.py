@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.p2pd_addresses import why_not_dialled
+from peers.p2pd_words import why_not_dialled
 
 
 def test_the_reasons_remain_of_a_dial_that_failed():
