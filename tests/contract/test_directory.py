@@ -1,18 +1,22 @@
 """What every directory must do: the twin on virtual and on real time, and hivemind's DHT."""
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import pytest
 import trio.testing
 
 from dht.directory import Directory
-from dht.hivemind_dht import P2P, HivemindDirectory
+from dht.hivemind_dht import HivemindDirectory
 from dht.identity import Identity
 from dht.memory import MemoryDirectory, MemoryDirectoryStore
 from dht.records import PeerRecord, PeerState, Record, decode_all, encode, stage_key
+from peers.p2pd import P2pdTransport
+from peers.pylibp2p import PyLibp2pTransport
 
 RUN_ID = "a" * 32
 KEY = stage_key(RUN_ID, 0)
@@ -45,18 +49,20 @@ async def memory_swarm() -> AsyncIterator[list[Directory]]:
 
 
 @contextlib.asynccontextmanager
-async def hivemind_swarm() -> AsyncIterator[list[Directory]]:
-    """Two nodes, each with its own p2pd, on loopback."""
+async def hivemind_swarm(*kinds) -> AsyncIterator[list[Directory]]:
+    """Two nodes on loopback, each with a transport of its own, of these kinds."""
     async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         addresses: list[str] = []
         directories: list[Directory] = []
-        for _ in range(2):
-            p2p = await P2P.create(initial_peers=addresses, nat_port_map=False, auto_nat=False)
-            stack.push_async_callback(p2p.shutdown)
-            directory = await HivemindDirectory.create(p2p, addresses)
+        for number, kind in enumerate(kinds):
+            key = f"{folder}/{number}"
+            transport = await kind.create(identity_path=key, initial_peers=addresses)
+            stack.push_async_callback(transport.close)
+            directory = await HivemindDirectory.create(transport.p2p, addresses)
             stack.push_async_callback(directory.close)
             directories.append(directory)
-            addresses = [str(address) for address in await p2p.get_visible_maddrs()]
+            addresses = transport.addresses()
         yield directories
 
 
@@ -84,10 +90,19 @@ class Setup:
 
 
 MEMORY = [Setup(memory_swarm, "virtual"), Setup(memory_swarm, "asyncio")]
-HIVEMIND = Setup(hivemind_swarm, "asyncio")
+NETWORKS = {"p2pd": P2pdTransport, "pylibp2p": PyLibp2pTransport}
+HIVEMIND = {
+    f"{first}+{second}": Setup(
+        partial(hivemind_swarm, NETWORKS[first], NETWORKS[second]), "asyncio"
+    )
+    for first in NETWORKS
+    for second in NETWORKS
+}
 
 
-@pytest.fixture(params=[*MEMORY, HIVEMIND], ids=["memory-trio", "memory-asyncio", "hivemind"])
+@pytest.fixture(
+    params=[*MEMORY, *HIVEMIND.values()], ids=["memory-trio", "memory-asyncio", *HIVEMIND]
+)
 def setup(request) -> Setup:
     return request.param
 

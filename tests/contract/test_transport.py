@@ -14,6 +14,7 @@ from peers import wire
 from peers.faults import FaultPlan, FaultyTransport
 from peers.memory import MemoryNetwork, MemoryTransport
 from peers.p2pd import P2pdTransport
+from peers.pylibp2p import PyLibp2pTransport
 from peers.transport import Frame
 from swarm.errors import BadFrame, BootstrapError, CallLost, NotConnected
 
@@ -25,7 +26,11 @@ NOBODY = "12D3KooWGRUYFnb8Vjk7MgWYVRJ3VY6aVGAyMzHhSXVXzpKfqYvW"
 AMPLE_S = 60.0
 
 
-@pytest.fixture(params=["memory-trio", "memory-asyncio", "faulty-trio", "p2pd"])
+NETWORKS = {"p2pd": P2pdTransport, "pylibp2p": PyLibp2pTransport}
+MIXED = [f"{alice}+{bob}" for alice in NETWORKS for bob in NETWORKS]
+
+
+@pytest.fixture(params=["memory-trio", "memory-asyncio", "faulty-trio", *MIXED])
 def kind(request):
     return request.param
 
@@ -55,10 +60,11 @@ def pair(kind, tmp_path):
             yield FaultyTransport(alice, plan), FaultyTransport(bob, plan)
 
     @asynccontextmanager
-    async def p2pd():
-        bob = await P2pdTransport.create(identity_path=tmp_path / "bob", limits=LIMITS)
+    async def network():
+        of_alice, of_bob = (NETWORKS[name] for name in kind.split("+"))
+        bob = await of_bob.create(identity_path=tmp_path / "bob", limits=LIMITS)
         try:
-            alice = await P2pdTransport.create(
+            alice = await of_alice.create(
                 identity_path=tmp_path / "alice",
                 initial_peers=bob.addresses(),
                 limits=WIDE_LIMITS,
@@ -70,7 +76,9 @@ def pair(kind, tmp_path):
         finally:
             await bob.close()
 
-    return {"p2pd": p2pd, "faulty-trio": faulty}.get(kind, memory)
+    if "+" in kind:
+        return network
+    return {"faulty-trio": faulty}.get(kind, memory)
 
 
 async def echo(sender, frame):
@@ -302,7 +310,7 @@ async def test_cancelled_call_leaves_transport_and_handler_going(pair):
 
 async def test_connect_says_who_is_there(pair, kind):
     async with pair() as (alice, bob):
-        address = bob.addresses()[0] if kind == "p2pd" else f"/memory/p2p/{bob.peer}"
+        address = bob.addresses()[0] if "+" in kind else f"/memory/p2p/{bob.peer}"
         assert await alice.connect(address) == bob.peer
         wrong = address.replace(bob.peer, NOBODY)
         with pytest.raises(BootstrapError, match=NOBODY):
