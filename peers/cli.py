@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.transport import TransportKind
+
 if TYPE_CHECKING:
     from peers.entering import Entry
 
@@ -53,6 +55,14 @@ Listen = Annotated[
 Announce = Annotated[
     list[str] | None,
     typer.Option(help="Multiaddr to tell others, if it differs (NAT, port mapping). Repeatable."),
+]
+Kind = Annotated[
+    TransportKind,
+    typer.Option(
+        "--transport",
+        help="Network layer: p2pd (hivemind's daemon), pylibp2p (no daemon), or auto: p2pd where "
+        "it runs. Either works with peers on the other.",
+    ),
 ]
 KeyFile = Annotated[
     Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
@@ -99,6 +109,7 @@ def local(
     kill_seed: Annotated[
         int | None, typer.Option(help="Decides whom --kill-every kills; default: by lot.")
     ] = None,
+    transport: Kind = TransportKind.AUTO,
     allow_model: Allow = None,
 ) -> None:
     """Train on a swarm of processes on this machine, and show it.
@@ -119,7 +130,14 @@ def local(
 
     from peers.commands import run_local_command
 
-    run_local_command(loaded, out=out, replicas=replicas, allow=allow_model or [], kills=kills)
+    run_local_command(
+        loaded,
+        out=out,
+        replicas=replicas,
+        allow=allow_model or [],
+        kills=kills,
+        transport=transport,
+    )
 
 
 @app.command()
@@ -153,6 +171,7 @@ def coordinator(
     listen: Listen = None,
     announce: Announce = None,
     identity: KeyFile = None,
+    transport: Kind = TransportKind.AUTO,
     allow_model: Allow = None,
 ) -> None:
     """Start a run: open a swarm, print the line that volunteers paste, train, keep the model.
@@ -165,7 +184,7 @@ def coordinator(
     check_coordinator(
         manifest=manifest, standby=standby, resume=resume, join=join, out=out, steps=steps
     )
-    entry = _entry(identity, "coordinator.key", listen, announce, join or [])
+    entry = _entry(identity, "coordinator.key", listen, announce, join or [], transport)
     if standby:
         from peers.commands import run_standby_command
 
@@ -224,13 +243,14 @@ def node(
     listen: Listen = None,
     announce: Announce = None,
     identity: KeyFile = None,
+    transport: Kind = TransportKind.AUTO,
     allow_model: Allow = None,
 ) -> None:
     """Serve one stage of a run until it is over. Ctrl-C leaves."""
     from peers.starting import run_node_command
 
     run_node_command(
-        _entry(identity, "identity.key", listen, announce, join),
+        _entry(identity, "identity.key", listen, announce, join, transport),
         stage=stage,
         run=run,
         threads=threads,
@@ -254,11 +274,12 @@ def status(
         Path | None,
         typer.Option("--identity", help="Key file; default: a key for once.", metavar="FILE"),
     ] = None,
+    transport: Kind = TransportKind.AUTO,
 ) -> None:
     """Show what a run does and who takes part, from any machine, with or without a coordinator."""
     from peers.starting import run_status_command
 
-    run_status_command(join, run=run, as_json=as_json, identity=identity)
+    run_status_command(join, run=run, as_json=as_json, identity=identity, transport=transport)
 
 
 @app.command()
@@ -370,6 +391,7 @@ def _entry(
     listen: list[str] | None,
     announce: list[str] | None,
     join: list[str],
+    transport: TransportKind,
 ) -> Entry:
     from peers.entering import DEFAULT_LISTEN, Entry
 
@@ -378,6 +400,7 @@ def _entry(
         listen=tuple(listen or [DEFAULT_LISTEN]),
         announce=tuple(announce or []),
         join=tuple(join),
+        transport=transport,
     )
 
 

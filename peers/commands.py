@@ -28,6 +28,7 @@ from peers.rundir import RunDirectory
 from peers.running import run_command, set_up_logging
 from peers.starting import console, user_errors
 from peers.status import Monitor
+from peers.transport import TransportKind
 from peers.view import LiveView
 from swarm.errors import UserError
 from swarm.manifest import Manifest
@@ -46,6 +47,7 @@ def run_local_command(
     replicas: int,
     allow: Sequence[str],
     kills: Kills | None = None,
+    transport: TransportKind = TransportKind.AUTO,
 ) -> None:
     set_up_logging()
     with user_errors():
@@ -53,7 +55,8 @@ def run_local_command(
         torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
     with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
-        entry = Entry(identity=Path(keys) / "coordinator.key", listen=(LOOPBACK,))
+        key = Path(keys) / "coordinator.key"
+        entry = Entry(identity=key, listen=(LOOPBACK,), transport=transport)
         Identity.load_or_create(entry.identity)
         monitor = Monitor(view)
         result, killed = run_command(

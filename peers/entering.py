@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ from dht.directory import Directory
 from dht.identity import Identity, hold
 from dht.records import RunRecord, decode_all, runs_key
 from peers.addresses import check_announce, check_bootstrap, check_listen, reachable
-from peers.transport import Transport
+from peers.choosing import Opening, opened
+from peers.transport import Transport, TransportKind
 from peers.wire import Limits
-from swarm.errors import BootstrapError, ConfigError, IdentityError, SwarmError
+from swarm.errors import BootstrapError, ConfigError, SwarmError
 from swarm.manifest import Manifest
 from swarm.types import Boot
 
@@ -44,6 +44,7 @@ class Entry:
     announce: tuple[str, ...] = ()
     join: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
+    transport: TransportKind = TransportKind.AUTO
 
 
 @dataclass(slots=True)
@@ -78,25 +79,12 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
     if created:
         log.info("new identity %s in %s: keep a copy", identity.peer_id, entry.identity)
     with hold(entry.identity):
-        # Imported here: hivemind takes seconds, and errors in flags should not wait for it.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        twin = None if created else identity.peer_id
+        opening = Opening(entry.identity, entry.listen, entry.announce, join, limits, twin)
+        async with opened(entry.transport, opening) as transport:
+            # Imported here: hivemind takes seconds, and errors in flags should not wait for it.
             from dht.hivemind_dht import HivemindDirectory
-            from peers.p2pd import P2pdTransport, identity_taken
 
-        if join and not created and await identity_taken(identity.peer_id, join):
-            raise IdentityError(
-                f"{entry.identity}: a live process elsewhere uses this key; stop it, or give "
-                "this one a key of its own with --identity FILE"
-            )
-        transport = await P2pdTransport.create(
-            identity_path=entry.identity,
-            listen=entry.listen,
-            announce=entry.announce or None,
-            initial_peers=join,
-            limits=limits,
-        )
-        try:
             directory = await HivemindDirectory.create(transport.p2p, join)
             try:
                 async with anyio.create_task_group() as tasks:
@@ -113,9 +101,6 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(3):
                     await directory.close()
-        finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                await transport.close()
 
 
 async def _fail_when_gone(gone: Callable[[], Awaitable[str]]) -> None:

@@ -20,6 +20,7 @@ from peers.entering import LOOPBACK, Entry
 from peers.kills import Killer, Kills
 from peers.running import PARENT_VARIABLE
 from peers.status import Monitor
+from peers.transport import TransportKind
 from swarm.errors import UserError
 from swarm.manifest import Manifest
 from swarm.types import PeerId
@@ -69,14 +70,23 @@ class LocalSwarm:
         self._words: tuple[str, ...] = ()
         self._tasks: TaskGroup | None = None
 
-    async def run(self, manifest: Manifest, address: str, replicas: int) -> None:
+    async def run(
+        self,
+        manifest: Manifest,
+        address: str,
+        replicas: int,
+        transport: TransportKind = TransportKind.AUTO,
+    ) -> None:
         """Start ``replicas`` nodes for each stage, and tell of nodes that end.
 
         Raises:
             UserError: a node could not start at all.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._words = ("--join", address, "--run", manifest.run_id, "--listen", LOOPBACK)
+        self._words = (
+            *("--join", address, "--run", manifest.run_id),
+            *("--listen", LOOPBACK, "--transport", transport.value),
+        )
         async with anyio.create_task_group() as self._tasks:
             for _ in range(replicas):
                 for stage in range(manifest.stages.count):
@@ -183,7 +193,7 @@ async def run_local(
     async def nodes() -> None:
         await opened.wait()
         manifest, addresses = found[0]
-        await swarm.run(manifest, addresses[0], replicas)
+        await swarm.run(manifest, addresses[0], replicas, entry.transport)
 
     coordinator = Coordinator(plan, out=out, monitor=monitor, on_open=on_open)
     async with AsyncExitStack() as stack:

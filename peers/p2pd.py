@@ -72,7 +72,7 @@ class P2pdTransport:
             IdentityError: the key file cannot be used.
             AddressError: an address is malformed, or cannot be listened on.
             BootstrapError: none of ``initial_peers`` could be reached (known within 15 s).
-            UserError: p2pd did not start for another reason; has p2pd's own words.
+            NetworkError: p2pd did not start for another reason; has p2pd's own words.
         """
         tuning = tuning or Tuning()
         daemon = await start_node(

@@ -18,7 +18,7 @@ from peers.addresses import (
 )
 from peers.p2pd_daemon import Daemon, DaemonError
 from peers.p2pd_words import explain
-from swarm.errors import AddressError, UserError
+from swarm.errors import AddressError, NetworkError
 from swarm.types import PeerId
 
 CONNECT_S = 8.0
@@ -59,7 +59,7 @@ async def identity_taken(peer: PeerId, initial_peers: Sequence[str]) -> bool:
     An anonymous p2pd enters through ``initial_peers`` and dials the id.
 
     Raises:
-        AddressError, BootstrapError, UserError: as ``P2pdTransport.create``.
+        AddressError, BootstrapError, NetworkError: as ``P2pdTransport.create``.
     """
     daemon = await _start(["-dhtClient=1", "-hostAddrs=/ip4/127.0.0.1/tcp/0", *_COMMON], STARTUP_S)
     try:
@@ -108,5 +108,5 @@ async def _start(arguments: Sequence[str], timeout_s: float) -> Daemon:
     try:
         return await Daemon.start(arguments, timeout_s=timeout_s)
     except DaemonError as error:
-        kind = AddressError if "listen" in str(error) else UserError
+        kind = AddressError if "listen" in str(error) else NetworkError
         raise kind(f"the network daemon did not start: {error}") from error

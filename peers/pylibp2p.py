@@ -32,7 +32,7 @@ from peers.stream_server import PROTOCOL, StreamServer
 from peers.streams import Stream, StreamCut, Tuning, delimited, read_delimited
 from peers.transport import Frame, Handler
 from peers.trio_thread import Stopped, TrioThread
-from swarm.errors import AddressError, BootstrapError, NotConnected
+from swarm.errors import AddressError, BootstrapError, NetworkError, NotConnected
 from swarm.types import PeerId
 
 CONNECT_S = 8.0
@@ -67,7 +67,10 @@ class PyLibp2pTransport:
         Arguments and errors are those of ``peers.p2pd.P2pdTransport.create``; both take the same
         key file and have the same peer id.
         """
-        check_version()
+        try:
+            check_version()
+        except ImportError as error:
+            raise NetworkError(str(error)) from error
         identity, _ = Identity.load_or_create(identity_path)
         check_listen(listen)
         check_announce(announce or ())

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from peers.entering import LOOPBACK, Entry
 from peers.running import CANNOT_START, Leave, run_command, set_up_logging
+from peers.transport import TransportKind
 from peers.volunteer import NodeOptions, serve
 from swarm.errors import UserError
 from swarm.manifest import Manifest, default_manifest
@@ -101,7 +102,12 @@ def run_node_command(
 
 
 def run_status_command(
-    join: Sequence[str], *, run: str, as_json: bool, identity: Path | None
+    join: Sequence[str],
+    *,
+    run: str,
+    as_json: bool,
+    identity: Path | None,
+    transport: TransportKind = TransportKind.AUTO,
 ) -> None:
     set_up_logging()
     if "SWARM_LOG_LEVEL" not in os.environ:  # that a key was made, which is gone soon, is no news
@@ -113,7 +119,7 @@ def run_status_command(
 
     with tempfile.TemporaryDirectory(prefix="swarm-") as keys:
         key = Path(keys) / "status.key" if identity is None else identity.expanduser()
-        entry = Entry(identity=key, listen=(LOOPBACK,), join=tuple(join))
+        entry = Entry(identity=key, listen=(LOOPBACK,), join=tuple(join), transport=transport)
         report = run_command(partial(ask, entry, run))
     if as_json:
         sys.stdout.write(json.dumps(plain(report), indent=2) + "\n")

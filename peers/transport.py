@@ -1,8 +1,8 @@
 """The transport seam: how one peer calls another.
 
 Everything between peers is a *call*: one request frame, one reply frame. Implementations:
-``peers.memory`` (the in-process twin), ``peers.p2pd`` (hivemind's libp2p daemon); and
-``peers.faults`` wraps any of them.
+``peers.memory`` (the in-process twin), ``peers.p2pd`` (hivemind's libp2p daemon) and
+``peers.pylibp2p`` (no daemon), which speak with each other; and ``peers.faults`` wraps any of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from swarm.types import PeerId
@@ -105,3 +106,11 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Stop serving, end calls under way with ``CallLost`` or ``NotConnected``, free all."""
         ...
+
+
+class TransportKind(StrEnum):
+    """What ``--transport`` takes."""
+
+    AUTO = "auto"
+    P2PD = "p2pd"
+    PYLIBP2P = "pylibp2p"

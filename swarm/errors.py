@@ -6,6 +6,7 @@ SwarmError
 │   ├── IdentityError      a key file: unreadable, in use, broken
 │   ├── BootstrapError     the swarm could not be entered: address, why
 │   ├── AddressError       a listen or announce address: in use, malformed
+│   ├── NetworkError       the network layer does not start on this machine
 │   └── DataError          a corpus: missing, empty, or not the one of the run
 ├── TransportError
 │   ├── NotConnected       no connection could be opened: the peer surely did not get it
@@ -47,6 +48,10 @@ class BootstrapError(UserError):
 
 class AddressError(UserError):
     """A listen or announce address that cannot be used."""
+
+
+class NetworkError(UserError):
+    """The network layer (p2pd, say) does not start on this machine; another one may."""
 
 
 class DataError(UserError):

@@ -17,18 +17,19 @@ RUNNER = CliRunner()
 OPTIONS = {
     "local": {
         *("manifest", "--steps", "--out", "--stages", "--replicas"),
-        *("--kill-every", "--kill-seed", "--allow-model"),
+        *("--kill-every", "--kill-seed", "--allow-model", "--transport"),
     },
     "coordinator": {
         *("manifest", "--steps", "--out", "--listen", "--announce", "--identity"),
         *("--standby", "--resume", "--trainer", "--join", "--run", "--allow-model"),
+        "--transport",
     },
     "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
-        *("--allow-model", "--stay", "--memory"),
+        *("--allow-model", "--stay", "--memory", "--transport"),
     },
-    "status": {"--join", "--run", "--json", "--identity"},
+    "status": {"--join", "--run", "--json", "--identity", "--transport"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
     "export": {"run", "--out", "--allow-model"},
     "generate": {
