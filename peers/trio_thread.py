@@ -84,18 +84,22 @@ class TrioThread:
             self._token.run_sync_soon(start)
         except trio.RunFinishedError as error:
             raise Stopped("the thread has ended") from error
+        # What is queued for trio when it ends is dropped, so that ``done`` may never be set.
+        either = (done, self._ended)
         try:
-            await asyncio.wait([done])
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(scope.cancel)
             with anyio.CancelScope(shield=True):
-                while not done.done():
+                while not any(future.done() for future in either):
                     with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([done])
-            if not done.cancelled():
+                        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if done.done() and not done.cancelled():
                 done.exception()  # was looked at
             raise
+        if not done.done():
+            raise Stopped("the thread has ended")
         return done.result()
 
     async def run_in_loop(self, function: Callable[..., Awaitable[T]], *args: object) -> T:

@@ -71,9 +71,14 @@ class Volunteers:
         return lead
 
     def node(
-        self, name: str, stage: int, *, key: str = "", program: Sequence[str] = SWARM
+        self,
+        name: str,
+        stage: int,
+        *more: object,
+        key: str = "",
+        program: Sequence[str] = SWARM,
     ) -> Command:
-        words = ("node", "--join", self.join, "--stage", stage)
+        words = ("node", "--join", self.join, "--stage", stage, *more)
         return self.start(*words, name=name, key=key, program=program)
 
     def peer_id(self, name: str) -> str:
