@@ -84,9 +84,7 @@ async def _open(kind: TransportKind, opening: Opening) -> NodeTransport:
         if kind is TransportKind.P2PD:
             raise NetworkError(f"{error}; --transport pylibp2p does without it") from error
         transport = await _pylibp2p(opening)
-        log.warning(
-            "transport: py-libp2p, in this process, since p2pd does not run here: %s", error
-        )
+        log.warning("transport: py-libp2p, since p2pd does not run here: %s", error)
         return transport
     log.info("transport: p2pd%s", "" if kind is TransportKind.AUTO else ", as asked")
     return transport
