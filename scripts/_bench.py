@@ -40,16 +40,6 @@ def swarm_local(manifest: str, *flags: str) -> Iterator[tuple[subprocess.Popen[b
                     process.kill()
 
 
-def run_swarm(manifest: str, *flags: str, limit_s: float = 600) -> list[dict[str, Any]]:
-    """The metrics of a whole run. Raises RuntimeError with the log if it fails."""
-    with swarm_local(manifest, *flags) as (process, out):
-        code = process.wait(limit_s)
-        if code != 0:
-            log = (out.parent / "log").read_text(errors="replace")
-            raise RuntimeError(f"swarm local ended with {code}:\n{log[-2000:]}")
-        return read_metrics(out)
-
-
 def read_metrics(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
     if not path.exists():

@@ -3,23 +3,31 @@
 
 All on one machine in one run, interleaved, one torch thread a process; each figure is printed as a
 multiple of one process. The work: a byte-level GPT of d_model 256, 4 heads, 8 blocks, sequence
-128, microbatch 8, 16 microbatches a step, with AdamW. Where the time goes comes from receipts.
+128, microbatch 8, 16 microbatches a step, with AdamW. Where the time goes comes from /proc.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts._bench import median, run_swarm, write_json
+from scripts._bench import median, read_metrics, swarm_local, whole, write_json
+from scripts._pipeline_cpu import look, shares
 from scripts._torch_pipeline import PipelineConfig
 from scripts._torch_pipeline import run as torch_pipeline
 from scripts._torch_pipeline import single as one_process
 
+Figures = dict[str, dict[str, Any]]
+ONE = "one process"
 WARM_UP = 2
 """Steps at the start of a swarm that are not counted."""
 
@@ -44,93 +52,125 @@ eval_every = 0
 """
 
 
-def swarm(config: PipelineConfig, stages: int, replicas: int, steps: int) -> dict[str, Any]:
-    """Samples a second over the steady steps, and where their time went."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to run the work on a swarm."""
+
+    stages: int
+    replicas: int
+    microbatches: int = 16
+
+    @property
+    def name(self) -> str:
+        more = f", {self.microbatches} microbatches" if self.microbatches != 16 else ""
+        return f"swarm, {self.stages} x {self.replicas}{more}"
+
+    @property
+    def synchronous_limit(self) -> float:
+        """Of the processors' time: what a step leaves while its pipeline fills and drains."""
+        return self.microbatches / (self.microbatches + self.stages - 1)
+
+
+LAYOUTS = (Layout(2, 1), Layout(2, 2), Layout(4, 1), Layout(2, 1, microbatches=64))
+PYTORCH = "PyTorch Schedule1F1B, 2 stages"
+
+
+def swarm(config: PipelineConfig, layout: Layout, steps: int, one: float) -> dict[str, Any]:
+    """Samples a second over the steady steps, and where the processors' time went."""
     text = MANIFEST.format(
         d_model=config.d_model,
         layers=config.layers,
         heads=config.heads,
         sequence=config.sequence,
         microbatch=config.microbatch,
-        microbatches=config.microbatches,
-        stages=stages,
+        microbatches=layout.microbatches,
+        stages=layout.stages,
         steps=steps + WARM_UP,
     )
-    steady = run_swarm(text, "--replicas", str(replicas))[WARM_UP:]
-    seconds = [step["seconds"] for step in steady]
-    phases: dict[str, float] = {}
-    for step in steady:
-        for name, value in step["phases"].items():
-            phases[name] = phases.get(name, 0.0) + value
-    processes = stages * replicas
-    total = sum(seconds)
+    flags = ("--replicas", str(layout.replicas))
+    with swarm_local(text, *flags) as (process, out):
+        wait_for_steps(process, out, WARM_UP)
+        before = look(process.pid)
+        wait_for_steps(process, out, WARM_UP + steps - 1)
+        spent = look(process.pid).since(before)
+        wait_for_steps(process, out, WARM_UP + steps)
+        steady = read_metrics(out)[WARM_UP : WARM_UP + steps]
+    rate = config.microbatch * layout.microbatches / median([s["seconds"] for s in steady])
+    sent = sum(step["phases"]["sent_bytes"] for step in steady)
     return {
-        "samples_per_s": config.samples / median(seconds),
-        "share": {
-            # Of all node processes' time; what is left is waiting for something to do.
-            "compute": phases["compute_s"] / (total * processes),
-            "encode": phases["encode_s"] / (total * processes),
-            "transfer": phases["link_s"] / (total * processes),
-            "step end": phases["close_s"] / total,
-        },
-        "bytes_per_microbatch": phases["sent_bytes"] / (len(steady) * config.microbatches),
+        "samples_per_s": rate,
+        "where": shares(spent, cores=os.cpu_count() or 1, samples_per_s=rate, one_process=one),
+        "step_end": sum(s["phases"]["close_s"] for s in steady) / sum(s["seconds"] for s in steady),
+        "bytes_per_microbatch": sent / (steps * layout.microbatches),
+        "synchronous_limit": layout.synchronous_limit,
     }
 
 
-def measure(config: PipelineConfig, runs: int, steps: int) -> dict[str, Any]:
+def wait_for_steps(process: Popen[bytes], out: Path, steps: int, limit_s: float = 600) -> None:
+    """Until so many steps have ended. Raises RuntimeError with the log if the run fails."""
+    deadline = time.monotonic() + limit_s
+    while len(read_metrics(out)) < steps:
+        if process.poll() is not None or time.monotonic() > deadline:
+            log = (out.parent / "log").read_text(errors="replace")
+            raise RuntimeError(f"swarm local did not do {steps} steps:\n{log[-2000:]}")
+        time.sleep(0.05)
+
+
+def measure(config: PipelineConfig, layouts: Sequence[Layout], runs: int, steps: int) -> Figures:
     """All systems in turn, ``runs`` times."""
     found: dict[str, list[float]] = {}
+    multiples: dict[str, list[float]] = {}
     details: dict[str, dict[str, Any]] = {}
     for turn in range(runs):
-        print(f"round {turn + 1} of {runs}", file=sys.stderr)
-        found.setdefault("one process", []).append(one_process(config, steps=steps))
-        for stages, replicas in ((2, 1), (2, 2)):
-            name = f"swarm, {stages} stages x {replicas}"
-            details[name] = swarm(config, stages, replicas, steps)
-            found.setdefault(name, []).append(details[name]["samples_per_s"])
-        found.setdefault("PyTorch Schedule1F1B, 2 stages", []).append(
-            torch_pipeline(config, steps=steps)
-        )
-    base = median(found["one process"])
+        print(f"round {turn + 1} of {runs}: one process", file=sys.stderr)
+        rates = {ONE: one_process(config, steps=steps)}
+        for layout in layouts:
+            print(f"round {turn + 1} of {runs}: {layout.name}", file=sys.stderr)
+            few = max(1, steps * 16 // layout.microbatches)
+            details[layout.name] = swarm(config, layout, few, rates[ONE])
+            rates[layout.name] = details[layout.name]["samples_per_s"]
+        print(f"round {turn + 1} of {runs}: {PYTORCH}", file=sys.stderr)
+        rates[PYTORCH] = torch_pipeline(config, steps=steps)
+        for name, rate in rates.items():
+            found.setdefault(name, []).append(rate)
+            multiples.setdefault(name, []).append(rate / rates[ONE])
     return {
         name: {
-            "samples_per_s": median(rates),
-            "multiple": median(
-                [rate / one for rate, one in zip(rates, found["one process"], strict=True)]
-            ),
-            "all": rates,
             **{k: v for k, v in details.get(name, {}).items() if k != "samples_per_s"},
+            "samples_per_s": median(rates),
+            "multiple": median(multiples[name]),
+            "multiples": multiples[name],
         }
         for name, rates in found.items()
-    } | {"base_samples_per_s": base}
+    }
 
 
-def show(result: dict[str, Any]) -> None:
+def show(figures: Figures) -> None:
     print(f"{'':34}{'samples/s':>10}{'multiple':>10}")
-    for name, row in result.items():
-        if isinstance(row, dict):
-            print(f"{name:34}{row['samples_per_s']:10.1f}{row['multiple']:10.2f}")
-    for name, row in result.items():
-        if isinstance(row, dict) and "share" in row:
-            share = row["share"]
-            waiting = 1 - share["compute"] - share["encode"]
+    for name, row in figures.items():
+        print(f"{name:34}{row['samples_per_s']:10.1f}{row['multiple']:10.2f}")
+    for name, row in figures.items():
+        if "where" in row:
+            parts = ", ".join(f"{share:.1%} {what}" for what, share in row["where"].items())
             print(
-                f"\n{name}: of the nodes' time {share['compute']:.1%} compute, "
-                f"{share['encode']:.2%} encode, {waiting:.1%} waiting; transfers run beside it "
-                f"({share['transfer']:.1%}); the end of the step takes {share['step end']:.1%} of "
-                f"the step; {row['bytes_per_microbatch'] / 1e6:.2f} MB sent on per microbatch"
+                f"\n{name}: of the processors' time {parts}. A step leaves "
+                f"{1 - row['synchronous_limit']:.1%} idle by itself, its end takes "
+                f"{row['step_end']:.1%}; {row['bytes_per_microbatch'] / 1e6:.2f} MB are sent on "
+                "per microbatch"
             )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, help="rounds; medians are over these")
-    parser.add_argument("--steps", type=int, default=5, help="steady steps of each measurement")
+    parser.add_argument("--runs", type=whole, default=5, help="rounds; medians are over these")
+    parser.add_argument("--steps", type=whole, default=5, help="steady steps of each measurement")
+    parser.add_argument("--quick", action="store_true", help="two stages alone, one round")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    result = measure(PipelineConfig(), options.runs, options.steps)
-    show(result)
-    write_json(options.json, result)
+    layouts, runs = (LAYOUTS[:1], 1) if options.quick else (LAYOUTS, options.runs)
+    figures = measure(PipelineConfig(), layouts, runs, options.steps)
+    show(figures)
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":
