@@ -126,7 +126,7 @@ def measure(config: PipelineConfig, layouts: Sequence[Layout], runs: int, steps:
         rates = {ONE: one_process(config, steps=steps)}
         for layout in layouts:
             print(f"round {turn + 1} of {runs}: {layout.name}", file=sys.stderr)
-            few = max(1, steps * 16 // layout.microbatches)
+            few = max(2, steps * 16 // layout.microbatches)
             details[layout.name] = swarm(config, layout, few, rates[ONE])
             rates[layout.name] = details[layout.name]["samples_per_s"]
         print(f"round {turn + 1} of {runs}: {PYTORCH}", file=sys.stderr)
