@@ -205,7 +205,11 @@ class Trainer:
             skipped=decision.update.skip,
             resent=flight.resent,
             counts=tuple(dict(counts) for counts in decision.counts),
-            phases={**self._phases, "close_s": anyio.current_time() - self._counted_at},
+            phases={
+                **self._phases,
+                "close_s": anyio.current_time() - self._counted_at,
+                "window": self._sized_window().size,
+            },
         )
 
     def _inherit(self, step: Step) -> None:
