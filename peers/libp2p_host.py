@@ -18,7 +18,7 @@ import psutil
 import trio
 from google.protobuf.message import DecodeError
 
-from peers.addresses import host_and_port, multiaddr_bytes, multiaddr_text
+from peers.addresses import host_and_port, is_loopback, multiaddr_bytes, multiaddr_text
 from peers.libp2p_parts import ID, Connection, Identify, KadMessage, Keys, Refused, Stream
 from peers.streams import StreamCut, delimited, read_delimited
 from swarm.types import PeerId
@@ -249,6 +249,9 @@ class Host:
     async def _run(self, connection: Connection) -> None:
         try:
             await connection.run(self._handlers)
+        except Exception as error:  # one bad connection must not end the node
+            logger.error("a connection of %s ended: %r", connection.peer, error)
+            logger.debug("where it came from", exc_info=error)
         finally:
             self._forget(connection)
 
@@ -261,11 +264,12 @@ class Host:
 
     # --- addresses
 
-    def _learn(self, peer: PeerId, addresses: Iterable[str]) -> None:
-        """Remember addresses, the newest first; ours and those of others are bounded."""
+    def _learn(self, peer: PeerId, addresses: Iterable[str], *, hearsay: bool = False) -> None:
+        """Remember addresses: newest first, but ``hearsay`` after those that are known."""
         news = [address.partition("/p2p/")[0] for address in addresses]
-        known = [*dict.fromkeys([*news, *self._book.pop(peer, [])])]
-        if news or known:
+        old = self._book.pop(peer, [])
+        known = [*dict.fromkeys([*old, *news] if hearsay else [*news, *old])]
+        if known:
             self._book[peer] = known[:MAX_ADDRESSES]
         while len(self._book) > MAX_BOOK:
             stale = next(
@@ -304,14 +308,14 @@ class Host:
                 break
             asked.update(near)
             for other in near:
-                self._learn(other, strangers.get(other, ()))
+                self._learn(other, strangers.get(other, ()), hearsay=True)
             answers: list[dict[PeerId, list[str]]] = []
             async with trio.open_nursery() as tasks:
                 for other in near:
                     tasks.start_soon(self._ask, other, peer, answers)
             for answer in answers:
                 if peer in answer:
-                    self._learn(peer, answer[peer])
+                    self._learn(peer, answer[peer], hearsay=True)
                 strangers.update(answer)
             if peer in strangers:
                 break
@@ -384,7 +388,8 @@ def _addresses_of(listener: trio.SocketListener) -> list[str]:
             for found in interface
             if found.family == listener.socket.family and "%" not in found.address
         ]
-    return [f"/ip{ip.version}/{address}/tcp/{port}" for address in own]
+    addresses = [f"/ip{ip.version}/{address}/tcp/{port}" for address in own]
+    return sorted(addresses, key=is_loopback)
 
 
 def _why(error: OSError) -> str:

@@ -81,6 +81,7 @@ LINGER_S = 10.0
 """How long a peer may take to read the last reply on a stream."""
 _READ_BYTES = 1 << 18
 
+logger = logging.getLogger(__name__)
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it prints an error whenever a peer leaves
 
 
@@ -506,7 +507,7 @@ class Connection:
                 found = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(error))
                 who = f"another peer, {found[1]}," if found else "another peer"
                 raise Refused(f"{who} answers") from error
-            if isinstance(error, (BaseLibp2pError, ValueError, OSError)):
+            if isinstance(error, Exception):  # of the libraries below: whatever was sent to them
                 raise Refused(str(error) or type(error).__name__) from error
             raise
 
@@ -534,10 +535,10 @@ class Connection:
 
     async def open_stream(self, protocol: str) -> Stream:
         """Raises Refused: nobody got anything."""
-        await self._muxer.event_started.wait()
         muxed: Any = None
         try:
             with trio.fail_after(UPGRADE_S):
+                await self._muxer.event_started.wait()
                 muxed = await self._muxer.open_stream()
                 stream = Stream(muxed, self.peer, self._nursery, is_ours=True)
                 await _Words(muxed).select(protocol)
@@ -562,5 +563,8 @@ class Connection:
             await handlers[protocol](stream)
         except (BaseLibp2pError, trio.TooSlowError, StreamCut):
             pass
+        except Exception as error:  # one bad stream must not end the others
+            logger.error("a stream of %s ended: %s: %s", self.peer, type(error).__name__, error)
+            logger.debug("where it came from", exc_info=error)
         finally:
             stream.close()
