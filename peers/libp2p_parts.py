@@ -11,6 +11,8 @@ What is mended here, in subclasses of yamux's two classes:
 
 - A cancelled write left half a frame on the wire, which broke the connection. One task of the
   connection writes frames whole, whatever becomes of those who sent them.
+- Whoever was cancelled while opening a stream left it behind with its slot, one of 256.
+- What came on a stream after its reset was kept for a minute and more. It is dropped.
 - Two sides that each answer a ping could wait for each other for good, none of them reading. The
   reading task queues what it sends, and goes on.
 - A writer without credit looked every 10 ms and gave up after 5 s. It waits for an event.
@@ -74,6 +76,8 @@ MAX_FRAME_BYTES = 65519 - yamux.HEADER_SIZE
 """Of payload: with yamux's header just one noise message."""
 QUEUED_FRAMES = 4
 QUEUED_ANSWERS = 4096
+"""Frames of at most ``SMALL_BYTES`` wait in line, but not for those that wait to stand in it."""
+SMALL_BYTES = 1024
 MAX_WORD_BYTES = 1024
 MAX_STREAMS = 256
 """That one connection may have open towards us."""
@@ -115,6 +119,8 @@ class _Wire(ReadWriteCloser):
     def __init__(self, tcp: trio.SocketStream) -> None:
         self._tcp = tcp
         self._buffer = bytearray()
+        self.heard_at = trio.current_time()
+        """When the last byte came."""
 
     async def read(self, n: int | None = None) -> bytes:
         wanted = n or 1
@@ -130,6 +136,7 @@ class _Wire(ReadWriteCloser):
                     received_bytes=len(self._buffer),
                 )
             self._buffer += chunk
+            self.heard_at = trio.current_time()
         data = bytes(memoryview(self._buffer)[:n])
         del self._buffer[: len(data)]
         return data
@@ -208,6 +215,16 @@ class _Stream(yamux.YamuxStream):
             self.conn.event_shutting_down.set()
 
     @property
+    def reset_received(self) -> bool:
+        return self._reset_received
+
+    @reset_received.setter
+    def reset_received(self, value: bool) -> None:
+        self._reset_received = value
+        if value and (buffer := self.conn.stream_buffers.get(self.stream_id)):
+            buffer.clear()  # else it would be kept for a reader that may never come
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -241,6 +258,13 @@ class _Stream(yamux.YamuxStream):
         )
         await self.conn._write_frame(b"".join((header, *parts)))
 
+    async def reset(self) -> None:
+        try:
+            await super().reset()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.conn.forget(self)  # type: ignore[attr-defined]
+
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         """Give back what was read once it is half a window, and twice that if it went quickly.
 
@@ -263,22 +287,57 @@ class _Stream(yamux.YamuxStream):
 class _Muxer(yamux.Yamux):
     """A yamux connection with a task that writes, and an end to silence."""
 
-    def __init__(self, secured: Any, peer: ID) -> None:
+    def __init__(self, secured: Any, peer: ID, wire: _Wire) -> None:
         super().__init__(secured, peer, is_initiator=secured.is_initiator)
+        self.wire = wire
         self._frames: deque[bytes] = deque()
         self._has_frames = trio.Event()
         self._waiting = trio.lowlevel.ParkingLot()
         self._reading_task: trio.lowlevel.Task | None = None
-        self._heard_at = trio.current_time()
+
+    @property
+    def inbound(self) -> int:
+        """How many streams there are that the peer opened."""
+        return len(self.streams) - (self.stream_backlog_limit - self.stream_backlog_semaphore.value)
+
+    async def open_stream(self) -> _Stream:
+        """A new stream. Raises MuxedStreamError or ConnectionClosedError."""
+        await self.stream_backlog_semaphore.acquire()
+        if self.event_shutting_down.is_set():
+            self.stream_backlog_semaphore.release()
+            raise yamux.MuxedStreamError("the connection has ended")
+        stream = _Stream(self.next_stream_id, self, is_initiator=True)
+        self.next_stream_id += 2
+        stream._owns_backlog_slot = True
+        self.streams[stream.stream_id] = stream
+        self.stream_buffers[stream.stream_id] = bytearray()
+        self.stream_events[stream.stream_id] = trio.Event()
+        syn = (0, yamux.TYPE_WINDOW_UPDATE, yamux.FLAG_SYN, stream.stream_id, 0)
+        try:
+            await self._write_frame(struct.pack(yamux.YAMUX_HEADER_FORMAT, *syn))
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.forget(stream)
+            raise
+        return stream
+
+    async def forget(self, stream: _Stream) -> None:
+        """Free the slot of a stream that has ended both ways, and what came and was not read."""
+        async with self.streams_lock:
+            if self.streams.get(stream.stream_id, stream) is stream:
+                self.stream_buffers.pop(stream.stream_id, None)
+                self._finalize_stream_locked(stream, fully_closed=True)
 
     async def _write_frame(self, data: bytes) -> None:
         """Queue a frame. Raises ConnectionClosedError once the connection has ended."""
         if trio.lowlevel.current_task() is self._reading_task:
             if len(self._frames) > QUEUED_ANSWERS:
+                self.event_shutting_down.set()
                 raise ConnectionClosedError("the peer asks, and reads no answer", transport="tcp")
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
-            while len(self._frames) >= QUEUED_FRAMES and not self.event_shutting_down.is_set():
+            most = QUEUED_ANSWERS // 2 if len(data) <= SMALL_BYTES else QUEUED_FRAMES
+            while len(self._frames) >= most and not self.event_shutting_down.is_set():
                 await self._waiting.park()
         if self.event_shutting_down.is_set():
             raise ConnectionClosedError("the connection has ended", transport="tcp")
@@ -314,11 +373,6 @@ class _Muxer(yamux.Yamux):
         self._nursery.start_soon(self._write_queued)
         await super()._handle_incoming_with_ready_signal(task_status)
 
-    async def _read_data_body(self, length: int) -> bytes:
-        data = await super()._read_data_body(length)
-        self._heard_at = trio.current_time()
-        return data
-
     async def _measure_rtt_loop(self) -> None:
         """Ping the peer now and then, and end the connection if it is silent for long."""
         while True:
@@ -332,7 +386,7 @@ class _Muxer(yamux.Yamux):
                 except ConnectionClosedError:
                     return
                 await self._ping_event.wait()
-            silence_s = trio.current_time() - self._heard_at
+            silence_s = trio.current_time() - self.wire.heard_at
             if limit.cancelled_caught and silence_s >= SILENCE_LIMIT_S:
                 await self._cleanup_on_error()
                 return
@@ -444,11 +498,13 @@ class Stream:
         await self._reset()
 
     async def _reset(self) -> None:
-        buffer = self._muxer.stream_buffers.get(self._muxed.stream_id)
-        if buffer:
-            buffer.clear()
+        muxer = self._muxer
         with contextlib.suppress(BaseLibp2pError):
             await self._muxed.reset()
+        # What came before the peer heard of it would be kept for a reader for a minute and more.
+        async with muxer.streams_lock:
+            for table in (muxer.streams, muxer.stream_buffers, muxer.stream_events):
+                table.pop(self._muxed.stream_id, None)
 
 
 def _take(pending: deque[memoryview], room: int) -> list[memoryview]:
@@ -474,6 +530,7 @@ class Connection:
         self.peer = peer
         self._muxer = muxer
         self._nursery = nursery
+        self._doubted_at = float("-inf")
 
     @classmethod
     async def secure(
@@ -484,7 +541,8 @@ class Connection:
         Raises:
             Refused: with what went wrong; ``tcp`` is closed. Streams need ``nursery`` to end.
         """
-        wire = RawConnection(_Wire(tcp), peer is not None)
+        bare = _Wire(tcp)
+        wire = RawConnection(bare, peer is not None)
         try:
             with trio.fail_after(UPGRADE_S):
                 secured: Any
@@ -496,7 +554,7 @@ class Connection:
                     await _Words(wire).offer([NOISE])
                     secured = await keys.noise.secure_inbound(wire)
                     await _Words(secured).offer([yamux.PROTOCOL_ID])
-            muxer = _Muxer(secured, secured.get_remote_peer())
+            muxer = _Muxer(secured, secured.get_remote_peer(), bare)
             return cls(muxer, secured.get_remote_peer().to_base58(), nursery)
         except BaseException as error:
             with trio.CancelScope(shield=True):
@@ -515,17 +573,25 @@ class Connection:
     def is_open(self) -> bool:
         return not self._muxer.event_shutting_down.is_set()
 
+    @property
+    def answers(self) -> bool:
+        """Whether it is open, and something has come since a stream was opened in vain."""
+        return self.is_open and self._muxer.wire.heard_at > self._doubted_at
+
     async def run(self, handlers: dict[str, StreamHandler]) -> None:
-        """Serve the streams that the peer opens, until the connection ends."""
+        """Take the streams that the peer opens, until the connection ends.
+
+        A handler is not cancelled then: it finds its stream cut.
+        """
         async with trio.open_nursery() as tasks:
             tasks.start_soon(self._muxer.start)
             try:
                 while True:
                     muxed: Any = await self._muxer.accept_stream()
-                    if len(tasks.child_tasks) > MAX_STREAMS:
-                        self._nursery.start_soon(muxed.reset)
+                    if self._muxer.inbound > MAX_STREAMS:
+                        await muxed.reset()  # here, so that whoever opens faster has to wait
                     else:
-                        tasks.start_soon(self._serve, muxed, handlers)
+                        self._nursery.start_soon(self._serve, muxed, handlers)
             except BaseLibp2pError:
                 pass
             finally:
@@ -536,6 +602,7 @@ class Connection:
     async def open_stream(self, protocol: str) -> Stream:
         """Raises Refused: nobody got anything."""
         muxed: Any = None
+        began_at = trio.current_time()
         try:
             with trio.fail_after(UPGRADE_S):
                 await self._muxer.event_started.wait()
@@ -547,6 +614,7 @@ class Connection:
             if muxed is not None:
                 self._nursery.start_soon(muxed.reset)
             if isinstance(error, trio.TooSlowError):
+                self._doubted_at = began_at
                 raise Refused(f"no answer within {UPGRADE_S:g} s") from error
             if isinstance(error, BaseLibp2pError):
                 raise Refused(str(error) or type(error).__name__) from error

@@ -95,3 +95,4 @@ class StreamServer:
         with anyio.move_on_after(self._tuning.discard_s):
             while await stream.fill(scrap) == scrap.nbytes:
                 pass
+        stream.underway = False  # so that it is closed in order: the refusal may not be read yet
