@@ -39,6 +39,7 @@ class TrioThread:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._token: trio.lowlevel.TrioToken
+        self._thread: threading.Thread
         self._tasks: set[asyncio.Future[Any]] = set()
         self._stopping = False
         self._why = ""
@@ -47,7 +48,8 @@ class TrioThread:
     async def start(cls, name: str) -> TrioThread:
         thread = cls()
         # A daemon: an interpreter whose loop is gone shall not wait for it.
-        threading.Thread(target=thread._main, name=name, daemon=True).start()
+        thread._thread = threading.Thread(target=thread._main, name=name, daemon=True)
+        thread._thread.start()
         with anyio.CancelScope(shield=True):
             await thread._ready
         return thread
@@ -147,6 +149,7 @@ class TrioThread:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(lambda: self.nursery.cancel_scope.cancel())
             await asyncio.wait([self._ended])
+            self._thread.join()  # it has nothing more to do
             others = self._tasks - {asyncio.current_task()}
             for task in self._tasks:
                 task.cancel()

@@ -1,0 +1,210 @@
+"""Two event loops in one process: what is run in the other comes back, or is cancelled there."""
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+import trio
+
+from peers.trio_thread import Stopped, TrioThread
+
+AMPLE_S = 60.0
+
+
+def run(test):
+    """Run ``test(thread)`` on asyncio; afterwards its thread has gone."""
+
+    async def main():
+        thread = await TrioThread.start("beside")
+        try:
+            async with asyncio.timeout(AMPLE_S):
+                await test(thread)
+        finally:
+            await thread.stop()
+
+    before = threading.active_count()
+    asyncio.run(main())
+    assert threading.active_count() == before
+
+
+async def add(a, b):
+    await trio.lowlevel.checkpoint()
+    return a + b
+
+
+def test_results_and_errors_come_back():
+    async def test(thread):
+        async def fail():
+            raise ValueError("out of cheese")
+
+        assert await thread.run(add, 2, 3) == 5
+        with pytest.raises(ValueError, match="out of cheese"):
+            await thread.run(fail)
+        assert await asyncio.gather(*(thread.run(add, n, 1) for n in range(50))) == list(
+            range(1, 51)
+        )
+
+    run(test)
+
+
+def test_a_cancel_arrives_there_and_is_waited_for():
+    async def test(thread):
+        seen = []
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def wait():
+            loop.call_soon_threadsafe(begun.set)
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    for _ in range(10):
+                        await trio.lowlevel.checkpoint()
+                seen.append("ended")
+
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(thread.run, wait)
+                await begun.wait()
+                scope.cancel()
+        assert seen == ["ended"]
+        assert await thread.run(add, 1, 1) == 2
+
+    run(test)
+
+
+def test_a_call_that_ends_by_itself_when_cancelled_is_still_cancelled():
+    async def test(thread):
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def stubborn():
+            loop.call_soon_threadsafe(begun.set)
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                raise KeyError("while it was cancelled") from None
+
+        task = asyncio.create_task(thread.run(stubborn))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(test)
+
+
+def test_the_other_way_round_results_errors_and_cancels_pass_too():
+    async def test(thread):
+        here = threading.get_ident()
+        cancelled = asyncio.Event()
+
+        async def in_loop(value):
+            assert threading.get_ident() == here
+            await asyncio.sleep(0)
+            if value is None:
+                raise ValueError("no value")
+            return value + 1
+
+        async def for_ever():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        async def asks(value):
+            return await thread.run_in_loop(in_loop, value)
+
+        async def gives_up():
+            with trio.move_on_after(0.01):
+                await thread.run_in_loop(for_ever)
+
+        assert await thread.run(asks, 1) == 2
+        with pytest.raises(ValueError, match="no value"):
+            await thread.run(asks, None)
+        await thread.run(gives_up)
+        await cancelled.wait()
+
+    run(test)
+
+
+def test_stopping_ends_what_runs_on_both_sides_and_later_calls_are_refused():
+    async def test(thread):
+        ended = []
+        begun = asyncio.Event()
+
+        async def for_ever():
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("here")
+
+        async def there():
+            await thread.run_in_loop(for_ever)
+
+        call = asyncio.create_task(thread.run(there))
+        await begun.wait()
+        await thread.stop()
+        assert ended == ["here"]
+        with pytest.raises(Stopped):
+            await call
+        with pytest.raises(Stopped):
+            await thread.run(add, 1, 1)
+        await thread.stop()
+
+    run(test)
+
+
+def test_calls_that_race_with_the_end_are_told_never_forgotten():
+    async def main():
+        for _ in range(30):
+            thread = await TrioThread.start("short")
+            calls = [asyncio.create_task(thread.run(add, n, n)) for n in range(20)]
+            await asyncio.sleep(0)
+            await thread.stop()
+            async with asyncio.timeout(AMPLE_S):
+                told = await asyncio.gather(*calls, return_exceptions=True)
+            for n, outcome in enumerate(told):
+                assert outcome == 2 * n or isinstance(outcome, Stopped)
+
+    asyncio.run(main())
+
+
+def test_one_who_is_asked_from_there_may_stop_the_thread():
+    async def main():
+        thread = await TrioThread.start("stops itself")
+
+        async def stop():
+            await thread.stop()
+
+        async def there():
+            await thread.run_in_loop(stop)
+
+        with pytest.raises(Stopped):
+            await thread.run(there)
+
+    asyncio.run(asyncio.wait_for(main(), AMPLE_S))
+
+
+def test_a_thread_that_breaks_says_so(caplog):
+    async def main():
+        thread = await TrioThread.start("breaks")
+
+        async def broken():
+            raise RuntimeError("out of order")
+
+        async def start():
+            thread.nursery.start_soon(broken)
+
+        await thread.run(start)
+        async with asyncio.timeout(AMPLE_S):
+            assert "out of order" in await thread.gone()
+        with pytest.raises(Stopped):
+            await thread.run(add, 1, 1)
+        await thread.stop()
+
+    asyncio.run(main())
+    assert "the network thread ended" in caplog.text
