@@ -498,13 +498,8 @@ class Stream:
         await self._reset()
 
     async def _reset(self) -> None:
-        muxer = self._muxer
         with contextlib.suppress(BaseLibp2pError):
             await self._muxed.reset()
-        # What came before the peer heard of it would be kept for a reader for a minute and more.
-        async with muxer.streams_lock:
-            for table in (muxer.streams, muxer.stream_buffers, muxer.stream_events):
-                table.pop(self._muxed.stream_id, None)
 
 
 def _take(pending: deque[memoryview], room: int) -> list[memoryview]:
