@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from swarm.core.update import make_update
 from swarm.manifest_sections import Optimizer as Section
+from swarm.model import optimizer
 from swarm.model.optimizer import PIECE, make_optimizer, pieces
 
 LENGTH = PIECE + 1000
@@ -27,12 +31,12 @@ def start() -> Tensor:
 
 def ours(section: Section) -> tuple[Tensor, dict[str, Tensor]]:
     weights = start()
-    optimizer = make_optimizer(section, weights)
+    made = make_optimizer(section, weights)
     for t in range(STEPS):
         update = make_update(section, t, t, [0.0], True)
         for piece in pieces(LENGTH):
-            optimizer.step(weights, gradient(t)[piece].clone(), piece, update)
-    return weights, optimizer.vectors
+            made.step(weights, gradient(t)[piece].clone(), piece, update)
+    return weights, made.vectors
 
 
 def theirs(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Tensor:
@@ -77,6 +81,55 @@ def test_bits_do_not_depend_on_threads(kind: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert len(hashes) == 1
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float64, rounded to float32: one operation on float32 done so is rounded exactly once."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def test_adamw_rounds_every_operation_once_as_ieee_754_says() -> None:
+    """So it gives the same bits on every processor: torch's own square root does not."""
+    fields = section(weight_decay=0.1)
+    weights, vectors = ours(fields)
+    b1, b2 = fields.betas
+    w = start().double().numpy()
+    m = v = np.zeros(LENGTH)
+
+    def scalar(value: float) -> np.float64:
+        return np.float64(np.float32(value))
+
+    for t in range(STEPS):
+        g, update = gradient(t).double().numpy(), make_update(fields, t, t, [0.0], True)
+        v = rounded(rounded(v * scalar(b2)) + rounded(rounded(g * g) * scalar(1 - b2)))
+        m = rounded(rounded(m * scalar(b1)) + rounded(g * scalar(1 - b1)))
+        root = rounded(rounded(np.sqrt(v)) / scalar(math.sqrt(update.bias2)))
+        change = rounded(m / rounded(root + scalar(fields.eps)))
+        w = rounded(w * scalar(1 - update.lr * 0.1))
+        w = rounded(w - rounded(change * scalar(update.lr / update.bias1)))
+    for name, expected in (("exp_avg", m), ("exp_avg_sq", v)):
+        assert np.array_equal(vectors[name].double().numpy(), expected)
+    assert np.array_equal(weights.double().numpy(), w)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_other_devices_use_torch_and_agree(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = section(kind=kind, weight_decay=0.1, momentum=0.9 if kind == "sgd" else 0.0)
+    expected, _ = ours(fields)
+    monkeypatch.setattr(optimizer, "_arithmetic", lambda *tensors: (torch, list(tensors)))
+    found, _ = ours(fields)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_large_gradients_pass_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fields, weights = section(), start()
+        update = make_update(fields, 0, 0, [0.0], True)
+        make_optimizer(fields, weights).step(
+            weights[:4], torch.full((4,), 3e38), slice(0, 4), update
+        )
+    assert bool(weights.isfinite().all())
 
 
 @pytest.mark.parametrize("length", [0, 1, PIECE, PIECE + 1, 3 * PIECE])
