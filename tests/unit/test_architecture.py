@@ -30,6 +30,12 @@ ACTING = {
     *("socket", "ssl", "select", "selectors", "asyncio", "anyio", "trio", "threading"),
     *("multiprocessing", "concurrent", "subprocess", "signal"),
 }
+# Libraries that are mended where they are used: each is imported in one place, with the mends.
+ONLY_IN = {
+    "libp2p": "peers.libp2p_parts",
+    "hivemind.p2p": "dht.hivemind_p2p",
+    "hivemind.proto.p2pd_pb2": "dht.hivemind_p2p",
+}
 Sources = Mapping[str, str]
 """Source text by dotted module name."""
 
@@ -110,6 +116,9 @@ class Module:
             yield f"{top} runs code that it is given"
         if full in TORCH_PICKLES:
             yield f"{full} pickles"
+        for library, place in ONLY_IN.items():
+            if self.name != place and f"{full}.".startswith(f"{library}."):
+                yield f"{library} is imported in {place} alone"
         if self.layer == "swarm" and top in ACTING:
             yield f"swarm may not import {top}: it decides, others act"
         if self.in_core:
@@ -211,6 +220,11 @@ def test_every_layer_is_read():
         ("peers.state", "import torch\ntorch.load('x')", "torch.load pickles"),
         ("peers.state", "from torch import load", "torch.load pickles"),
         ("peers.state", "import numpy\nnumpy.load('x', allow_pickle=True)", "allow_pickle"),
+        ("peers.node", "import libp2p", "in peers.libp2p_parts alone"),
+        ("scripts.node", "from libp2p.peer.id import ID", "in peers.libp2p_parts alone"),
+        ("dht.hivemind_dht", "from hivemind.p2p import P2P", "in dht.hivemind_p2p alone"),
+        ("peers.p2pd", "from hivemind import p2p", "in dht.hivemind_p2p alone"),
+        ("peers.p2pd", "from hivemind.proto import p2pd_pb2", "in dht.hivemind_p2p alone"),
         ("scripts.node", "eval('1')", "eval runs code"),
         ("scripts.node", "exec('x = 1')", "exec runs code"),
         ("scripts.node", "import builtins\nbuiltins.exec('x')", "builtins.exec runs code"),
@@ -229,6 +243,9 @@ def test_a_breach_is_seen(module, text, breach):
         ("scripts.node", "import peers, dht, swarm, torch, time"),
         ("peers.stage", "model.eval()\nimport torch\ntorch.compile"),
         ("dht.records", "from swarm.types import Mark"),
+        ("peers.libp2p_parts", "from libp2p.peer.id import ID"),
+        ("dht.hivemind_p2p", "from hivemind.p2p import P2P"),
+        ("dht.hivemind_dht", "from hivemind.dht import DHTNode\nimport libp2pish"),
         ("dht.records", "import numpy\nnumpy.load('x', allow_pickle=False)"),
         ("swarm.core.step", "from swarm.types import Mark\nfrom swarm.core.ledger import Ledger"),
         ("swarm.core.step", "from . import ledger\nfrom ..errors import SwarmError"),
