@@ -84,7 +84,8 @@ def p2p_over(exchanges: Exchanges) -> P2P:
     """A ``P2P`` that hivemind's ``DHTNode`` can use. ``exchanges`` stays the caller's."""
     p2p = _DaemonlessP2P()
     p2p.peer_id = PeerID.from_base58(exchanges.peer)
-    p2p._client = _UnaryClient(exchanges)
+    p2p._client = client = _UnaryClient(exchanges)
+    p2p._visible_maddrs = client.transports()
     p2p._alive = True
     return p2p
 
@@ -137,8 +138,12 @@ class _UnaryClient:
         return response.response
 
     async def identify(self) -> tuple[PeerID, tuple[Multiaddr, ...]]:
-        transports = (address.rpartition("/p2p/")[0] for address in self._exchanges.addresses())
-        return PeerID.from_base58(self._exchanges.peer), tuple(map(Multiaddr, transports))
+        return PeerID.from_base58(self._exchanges.peer), self.transports()
+
+    def transports(self) -> tuple[Multiaddr, ...]:
+        """Our addresses, as hivemind writes them and without ``/p2p/ID``."""
+        addresses = self._exchanges.addresses()
+        return tuple(Multiaddr(address.rpartition("/p2p/")[0]) for address in addresses)
 
     async def connect(self, peer_id: PeerID, maddrs: Iterable[Multiaddr]) -> None:
         raise NotImplementedError("connect through the transport that this P2P runs on")
