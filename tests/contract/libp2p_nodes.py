@@ -114,6 +114,7 @@ class Wire:
                         await trio.sleep_forever()
                     await sink.send_all(data)
                     await trio.lowlevel.checkpoint()
+                await sink.send_eof()
 
         async def serve(stream):
             far = await trio.open_tcp_stream(*host_and_port(target))
