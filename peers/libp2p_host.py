@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import ipaddress
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import psutil
 import trio
@@ -21,6 +24,7 @@ from google.protobuf.message import DecodeError
 from peers.addresses import host_and_port, is_loopback, multiaddr_bytes, multiaddr_text
 from peers.libp2p_parts import ID, Connection, Identify, KadMessage, Keys, Refused, Stream
 from peers.streams import StreamCut, delimited, read_delimited
+from swarm.errors import AddressError
 from swarm.types import PeerId
 
 logger = logging.getLogger(__name__)
@@ -29,17 +33,31 @@ IDENTIFY, KAD = "/ipfs/id/1.0.0", "/ipfs/kad/1.0.0"
 DIAL_S = 5.0
 STAGGER_S = 0.25
 """How long an address may take before the next one is tried beside it."""
-ASK_S = 3.0
-MAX_REPLY_BYTES = 1 << 20
+ASK_S, ASK_AGAIN_S = 3.0, 5.0
+QUESTION_S = 60.0
+"""How long a stream for questions may bring none."""
+MAX_REPLY_BYTES, MAX_QUESTION_BYTES = 1 << 20, 1 << 14
+MAX_ID_BYTES, MAX_ADDRESS_BYTES = 64, 256
 MAX_ADDRESSES, MAX_BOOK = 16, 4096
 CLOSEST, ROUNDS, ASKED_AT_ONCE = 20, 3, 8
 MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, MAX_HANDSHAKES = 1024, 8, 64
 BACKLOG = 128
 ACCEPT_PAUSE_S = 0.2
+HANDSHAKE_PATIENCE_S = 0.5
+"""If all handshakes stand still for so long, the oldest makes room for another."""
 
 
 class Unreachable(Exception):
     """A peer to which there is no connection, or no stream; ``str(error)`` says why."""
+
+
+@dataclass(eq=False)
+class _Dial:
+    """One that is under way, for those who wait for it too."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    problem: str = ""
+    """Why it failed. A dial that was cancelled has not failed: another may try."""
 
 
 class Host:
@@ -56,8 +74,9 @@ class Host:
         }
         self._connections: dict[PeerId, list[Connection]] = {}
         self._book: dict[PeerId, list[str]] = {}
-        self._dialling: dict[PeerId, trio.Event] = {}
-        self._handshakes = 0
+        self._dialling: dict[PeerId, _Dial] = {}
+        self._welcomes: dict[trio.CancelScope, None] = {}
+        self._welcomed = trio.Event()
 
     @classmethod
     async def start(
@@ -114,7 +133,6 @@ class Host:
         problems: dict[str, str] = {}
         if await self._dial_any(peer, [address], problems) is None:
             raise Unreachable(problems[address])
-        self._learn(peer, [address])
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """A stream to ``peer``, which is found and dialled if needed.
@@ -122,55 +140,64 @@ class Host:
         Raises:
             Unreachable: nobody got anything.
         """
-        while True:
+        for is_last in (False, True):
             connection = await self._connection(peer)
             try:
                 return await connection.open_stream(protocol)
             except Refused as refused:
-                if connection.is_open:
+                if connection.answers or is_last:
                     raise Unreachable(str(refused)) from refused
-                self._forget(connection)  # it had just ended; another is dialled
+                if not connection.is_open:  # it had just ended; another is dialled
+                    self._forget(connection)
+        raise AssertionError("unreachable")
 
     # --- connections
 
     async def _connection(self, peer: PeerId) -> Connection:
+        if peer == self.peer:
+            raise Unreachable("that is this peer itself")
         while True:
             connection = self._live(peer)
             if connection is not None:
                 return connection
-            if peer == self.peer:
-                raise Unreachable("that is this peer itself")
             underway = self._dialling.get(peer)
             if underway is None:
                 return await self._dial(peer)
-            await underway.wait()
-            if self._live(peer) is None and peer not in self._dialling:
-                raise Unreachable("not reached a moment ago")
+            await underway.ended.wait()
+            if underway.problem and self._live(peer) is None:
+                raise Unreachable(underway.problem)
 
     def _live(self, peer: PeerId) -> Connection | None:
-        return next((c for c in self._connections.get(peer, ()) if c.is_open), None)
+        """The newest connection that answers: a peer that comes back has left the older ones."""
+        return next((c for c in reversed(self._connections.get(peer, [])) if c.answers), None)
 
     async def _dial(self, peer: PeerId) -> Connection:
-        self._dialling[peer] = trio.Event()
+        dial = self._dialling[peer] = _Dial()
         try:
             problems: dict[str, str] = {}
-            for look_up in (False, True):
-                known = await self._look_up(peer) if look_up else self._book.get(peer, [])
-                untried = [address for address in known if address not in problems]
-                connection = await self._dial_any(peer, untried, problems)
-                if connection is not None:
-                    return connection
+            try:
+                _place(peer)
+            except ValueError as error:
+                raise Unreachable("that is no peer id") from error
+            connection = await self._dial_any(peer, self._book.get(peer, []), problems)
+            connection = connection or await self._find(peer, problems) or self._live(peer)
+            if connection is not None:
+                return connection
             if not problems:
                 raise Unreachable("none of the peers that we are connected to knows its address")
             raise Unreachable("; ".join(f"{why} at {where}" for where, why in problems.items()))
+        except Unreachable as error:
+            dial.problem = str(error)
+            raise
         finally:
-            self._dialling.pop(peer).set()
+            del self._dialling[peer]
+            dial.ended.set()
 
     async def _dial_any(
         self, peer: PeerId, addresses: Sequence[str], problems: dict[str, str]
     ) -> Connection | None:
         """The first connection that comes about; what was wrong with the others in ``problems``."""
-        made: list[Connection] = []
+        made: list[tuple[Connection, str]] = []
 
         async def attempt(address: str, ended: trio.Event) -> None:
             try:
@@ -179,21 +206,26 @@ class Host:
                 problems[address] = str(refused)
                 ended.set()
             else:
-                made.append(connection)
+                made.append((connection, address))
                 tasks.cancel_scope.cancel()
 
-        async with trio.open_nursery() as tasks:
-            for address in addresses:
-                ended = trio.Event()
-                tasks.start_soon(attempt, address, ended)
-                with trio.move_on_after(STAGGER_S):
-                    await ended.wait()
-        for connection in made[1:]:
-            await connection.close()
-        if not made:
-            return None
-        self._keep(made[0])
-        return made[0]
+        try:
+            async with trio.open_nursery() as tasks:
+                for address in addresses:
+                    ended = trio.Event()
+                    tasks.start_soon(attempt, address, ended)
+                    with trio.move_on_after(STAGGER_S):
+                        await ended.wait()
+            if not made:
+                return None
+            first, address = made.pop(0)
+            self._learn(peer, [address])
+            self._keep(first)
+            return first
+        finally:
+            with trio.CancelScope(shield=True):
+                for other, _ in made:
+                    await other.close()
 
     async def _dial_one(self, peer: PeerId, address: str) -> Connection:
         try:
@@ -202,7 +234,7 @@ class Host:
                 tcp = await trio.open_tcp_stream(name, port)
         except trio.TooSlowError as error:
             raise Refused(f"no answer within {DIAL_S:g} s") from error
-        except ValueError as error:
+        except (ValueError, AddressError) as error:
             raise Refused("not an address for TCP") from error
         except OSError as error:
             raise Refused(_why(error)) from error
@@ -219,36 +251,66 @@ class Host:
                     logger.error("a connection could not be taken: %s", error.strerror)
                     await trio.sleep(ACCEPT_PAUSE_S)
                     continue
-                if self._handshakes >= MAX_HANDSHAKES:
-                    await trio.aclose_forcefully(tcp)
-                    continue
-                self._handshakes += 1
-                self._nursery.start_soon(self._welcome, tcp)
+                await self._room_for_a_handshake()
+                scope = trio.CancelScope()
+                self._welcomes[scope] = None
+                self._nursery.start_soon(self._welcome, tcp, scope)
 
-    async def _welcome(self, tcp: trio.SocketStream) -> None:
+    @property
+    def _handshakes(self) -> int:
+        return len(self._welcomes)
+
+    async def _room_for_a_handshake(self) -> None:
+        """Others wait in the system's queue meanwhile: many may come at once and mean well."""
+        while self._handshakes >= MAX_HANDSHAKES:
+            self._welcomed = trio.Event()
+            with trio.move_on_after(HANDSHAKE_PATIENCE_S) as limit:
+                await self._welcomed.wait()
+            if limit.cancelled_caught:
+                next(iter(self._welcomes)).cancel()
+
+    async def _welcome(self, tcp: trio.SocketStream, scope: trio.CancelScope) -> None:
         try:
-            connection = await Connection.secure(tcp, self._keys, self._nursery)
+            with scope:
+                connection = await Connection.secure(tcp, self._keys, self._nursery)
         except Refused as refused:
             logger.debug("a connection was not made: %s", refused)
             return
         finally:
-            self._handshakes -= 1
-        total = sum(map(len, self._connections.values()))
-        of_peer = len(self._connections.get(connection.peer, ()))
-        if total >= MAX_CONNECTIONS or of_peer >= MAX_CONNECTIONS_PER_PEER:
+            del self._welcomes[scope]
+            self._welcomed.set()
+        if scope.cancelled_caught:
+            return
+        if not await self._has_room_for(connection.peer):
+            total = sum(map(len, self._connections.values()))
             logger.warning("connection of %s refused: %d are open", connection.peer, total)
             await connection.close()
             return
         self._keep(connection)
 
+    async def _has_room_for(self, peer: PeerId) -> bool:
+        """Whether a connection of ``peer`` can be kept; the oldest that nobody uses gives way."""
+        of_all = [*itertools.chain(*self._connections.values())]
+        of_peer = self._connections.get(peer, [])
+        for held, most in ((of_peer, MAX_CONNECTIONS_PER_PEER), (of_all, MAX_CONNECTIONS)):
+            if len(held) >= most:
+                unused = next((one for one in held if one.is_unused), None)
+                if unused is None:
+                    return False
+                self._forget(unused)
+                await unused.close()
+        return True
+
     def _keep(self, connection: Connection) -> None:
         self._connections.setdefault(connection.peer, []).append(connection)
         self._nursery.start_soon(self._run, connection)
-        self._nursery.start_soon(self._identify, connection)
 
     async def _run(self, connection: Connection) -> None:
         try:
-            await connection.run(self._handlers)
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(self._identify, connection)
+                await connection.run(self._handlers)
+                tasks.cancel_scope.cancel()
         except Exception as error:  # one bad connection must not end the node
             logger.error("a connection of %s ended: %r", connection.peer, error)
             logger.debug("where it came from", exc_info=error)
@@ -266,7 +328,7 @@ class Host:
 
     def _learn(self, peer: PeerId, addresses: Iterable[str], *, hearsay: bool = False) -> None:
         """Remember addresses: newest first, but ``hearsay`` after those that are known."""
-        news = [address.partition("/p2p/")[0] for address in addresses]
+        news = [address for address in addresses if _leads_straight_to_somebody(address)]
         old = self._book.pop(peer, [])
         known = [*dict.fromkeys([*old, *news] if hearsay else [*news, *old])]
         if known:
@@ -278,102 +340,152 @@ class Host:
             del self._book[stale]
 
     async def _identify(self, connection: Connection) -> None:
-        """Ask a peer where it listens."""
-        with contextlib.suppress(Refused, StreamCut, DecodeError, ValueError):
-            with trio.move_on_after(ASK_S):
-                stream = await connection.open_stream(IDENTIFY)
-                with contextlib.closing(stream):
-                    said = Identify.FromString(await read_delimited(stream, MAX_REPLY_BYTES))
-                self._learn(connection.peer, map(multiaddr_text, said.listen_addrs))
+        """Ask a peer where it listens, until it says so: others find it through us then."""
+        pause_s = ASK_AGAIN_S
+        while True:
+            with contextlib.suppress(Refused, StreamCut, DecodeError):
+                with trio.move_on_after(ASK_S):
+                    stream = await connection.open_stream(IDENTIFY)
+                    with contextlib.closing(stream):
+                        said = Identify.FromString(await read_delimited(stream, MAX_REPLY_BYTES))
+                    self._learn(connection.peer, _texts(said.listen_addrs, connection.peer))
+                    return
+            await trio.sleep(pause_s)
+            pause_s *= 2
 
     async def _answer_identify(self, stream: Stream) -> None:
+        public = [address for address in self._announced if not is_loopback(address)]
         said = Identify(
             protocol_version="ipfs/0.1.0",
             agent_version="swarm",
             public_key=self._keys.public_bytes,
-            listen_addrs=map(multiaddr_bytes, self._announced),
+            listen_addrs=map(multiaddr_bytes, public or self._announced),
             protocols=self._handlers,
         )
-        await stream.write([delimited(said.SerializeToString())])
+        with trio.fail_after(QUESTION_S):
+            await stream.write([delimited(said.SerializeToString())])
 
     # --- who is near a peer id
 
-    async def _look_up(self, peer: PeerId) -> list[str]:
-        """The addresses of ``peer``, asked of those we are connected to and, in turn, of theirs."""
-        asked: set[PeerId] = {self.peer}
-        strangers: dict[PeerId, list[str]] = {}
+    async def _find(self, peer: PeerId, problems: dict[str, str]) -> Connection | None:
+        """Ask those we are connected to for ``peer``, then theirs, and dial what they say."""
+        asked: set[PeerId] = {self.peer, peer}
+        told: dict[PeerId, list[list[str]]] = {}
         for _ in range(ROUNDS):
-            near = _nearest(peer, {*self._connections, *strangers} - asked)[:ASKED_AT_ONCE]
+            near = _nearest(peer, {*self._connections, *told} - asked)[:ASKED_AT_ONCE]
             if not near:
                 break
             asked.update(near)
             for other in near:
-                self._learn(other, strangers.get(other, ()), hearsay=True)
+                self._learn(other, _in_turn(told.get(other, [])), hearsay=True)
             answers: list[dict[PeerId, list[str]]] = []
             async with trio.open_nursery() as tasks:
                 for other in near:
                     tasks.start_soon(self._ask, other, peer, answers)
             for answer in answers:
-                if peer in answer:
-                    self._learn(peer, answer[peer], hearsay=True)
-                strangers.update(answer)
-            if peer in strangers:
-                break
-        return strangers.get(peer, [])
+                for other, addresses in answer.items():
+                    told.setdefault(other, []).append(addresses)
+            found = _in_turn(told.get(peer, []))
+            self._learn(peer, found, hearsay=True)
+            untried = [address for address in found if address not in problems]
+            connection = await self._dial_any(peer, untried, problems)
+            if connection is not None:
+                return connection
+        return None
 
     async def _ask(
         self, other: PeerId, wanted: PeerId, answers: list[dict[PeerId, list[str]]]
     ) -> None:
         connection = self._live(other)
-        with contextlib.suppress(Refused, Unreachable, StreamCut, DecodeError, ValueError):
+        with contextlib.suppress(Refused, StreamCut, DecodeError):
             with trio.move_on_after(ASK_S):
                 if connection is None:
                     connection = await self._dial_any(other, self._book.get(other, []), {})
                 if connection is None:
                     return
-                question = KadMessage(
-                    type=KadMessage.FIND_NODE, key=ID.from_base58(wanted).to_bytes()
-                )
+                question = KadMessage(type=KadMessage.FIND_NODE, key=_id_bytes(wanted))
                 stream = await connection.open_stream(KAD)
                 with contextlib.closing(stream):
                     await stream.write([delimited(question.SerializeToString())])
                     said = KadMessage.FromString(await read_delimited(stream, MAX_REPLY_BYTES))
-                answers.append(
-                    {
-                        ID(near.id).to_base58(): [*map(multiaddr_text, near.addrs)][:MAX_ADDRESSES]
-                        for near in said.closerPeers[:CLOSEST]
-                        if near.addrs
-                    }
-                )
+                answers.append(_told(said))
 
     async def _answer_kad(self, stream: Stream) -> None:
         """Say who of those we know is nearest to an id. Other questions are not answered."""
         while True:
-            question = KadMessage.FromString(await read_delimited(stream, MAX_REPLY_BYTES))
-            stream.underway = False
-            answer = KadMessage(type=question.type, key=question.key)
-            if question.type == KadMessage.FIND_NODE:
-                wanted = ID(question.key).to_base58()
-                known = {p for p in self._connections if self._book.get(p)} - {stream.peer}
-                if wanted in self._book:
-                    known.add(wanted)
-                for peer in _nearest(wanted, known)[:CLOSEST]:
-                    answer.closerPeers.add(
-                        id=ID.from_base58(peer).to_bytes(),
-                        addrs=map(multiaddr_bytes, self._book[peer]),
-                        connection=KadMessage.CONNECTED,
-                    )
-            await stream.write([delimited(answer.SerializeToString())])
+            with trio.fail_after(QUESTION_S):
+                message = await read_delimited(stream, MAX_QUESTION_BYTES)
+                stream.underway = False
+                answer = self._answer_to(KadMessage.FromString(message), stream.peer)
+                await stream.write([delimited(answer.SerializeToString())])
+
+    def _answer_to(self, question: KadMessage, asker: PeerId) -> KadMessage:
+        answer = KadMessage(type=question.type, key=question.key)
+        if question.type == KadMessage.FIND_NODE and len(question.key) <= MAX_ID_BYTES:
+            wanted = ID(question.key).to_base58()
+            known = {p for p in self._connections if self._book.get(p)} - {asker}
+            if wanted in self._book:
+                known.add(wanted)
+            for peer in _nearest(wanted, known)[:CLOSEST]:
+                answer.closerPeers.add(
+                    id=_id_bytes(peer),
+                    addrs=map(multiaddr_bytes, self._book[peer]),
+                    connection=KadMessage.CONNECTED,
+                )
+        return answer
 
 
 def _nearest(wanted: PeerId, peers: Iterable[PeerId]) -> list[PeerId]:
     """``peers`` by Kademlia's distance to ``wanted``: the XOR of their hashes."""
+    target = _place(wanted)
+    return sorted(peers, key=lambda peer: _place(peer) ^ target)
 
-    def place(peer: PeerId) -> int:
-        return int.from_bytes(hashlib.sha256(ID.from_base58(peer).to_bytes()).digest(), "big")
 
-    target = place(wanted)
-    return sorted(peers, key=lambda peer: place(peer) ^ target)
+@functools.lru_cache(maxsize=2 * MAX_BOOK)
+def _place(peer: PeerId) -> int:
+    return int.from_bytes(hashlib.sha256(_id_bytes(peer)).digest(), "big")
+
+
+def _id_bytes(peer: PeerId) -> bytes:
+    """Raises ValueError. Base58 of a long text would take minutes."""
+    if len(peer) > 2 * MAX_ID_BYTES:
+        raise ValueError("too long for a peer id")
+    return ID.from_base58(peer).to_bytes()
+
+
+def _told(said: KadMessage) -> dict[PeerId, list[str]]:
+    """The peers that an answer names, with addresses that we can read."""
+    told = {}
+    for near in said.closerPeers[:CLOSEST]:
+        if len(near.id) <= MAX_ID_BYTES:
+            peer = ID(near.id).to_base58()
+            if addresses := _texts(near.addrs, peer):
+                told[peer] = addresses
+    return told
+
+
+def _texts(addresses: Sequence[bytes], peer: PeerId) -> list[str]:
+    """The addresses that somebody gave for ``peer``, without its id; those we cannot read not."""
+    texts = []
+    for data in addresses[: 4 * MAX_ADDRESSES]:
+        if len(data) <= MAX_ADDRESS_BYTES:
+            with contextlib.suppress(ValueError):
+                texts.append(multiaddr_text(data).removesuffix(f"/p2p/{peer}"))
+    return [*filter(_leads_straight_to_somebody, texts)][:MAX_ADDRESSES]
+
+
+def _leads_straight_to_somebody(address: str) -> bool:
+    """Not through a relay, which would be another peer; and we can say it to others."""
+    try:
+        return "/p2p" not in address and len(multiaddr_bytes(address)) > 0
+    except (ValueError, LookupError):
+        return False
+
+
+def _in_turn(lists: Iterable[Sequence[str]]) -> list[str]:
+    """The first of each, then the second of each...: one who says much hides no other."""
+    rows = itertools.zip_longest(*lists)
+    return [*dict.fromkeys(text for row in rows for text in row if text)][:MAX_ADDRESSES]
 
 
 def _addresses_of(listener: trio.SocketListener) -> list[str]:

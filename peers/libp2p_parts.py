@@ -573,6 +573,11 @@ class Connection:
         """Whether it is open, and something has come since a stream was opened in vain."""
         return self.is_open and self._muxer.wire.heard_at > self._doubted_at
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether there is no stream on it."""
+        return not self._muxer.streams
+
     async def run(self, handlers: dict[str, StreamHandler]) -> None:
         """Take the streams that the peer opens, until the connection ends.
 
