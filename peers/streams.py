@@ -15,6 +15,9 @@ from peers.transport import Frame
 from swarm.types import PeerId
 
 
+PIECE_BYTES = 1 << 16
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Bounds of a transport on streams; the defaults suit a node.
@@ -145,4 +148,8 @@ async def read_delimited(stream: Stream, limit: int) -> bytes:
         if length > limit or shift > 63:
             raise StreamCut(f"cut: a message of more than {limit} bytes")
         if byte < 0x80:
-            return bytes(await stream.read(length))
+            break
+    message = bytearray()
+    while len(message) < length:  # memory is taken as bytes come, not as they are announced
+        message += await stream.read(min(length - len(message), PIECE_BYTES))
+    return bytes(message)

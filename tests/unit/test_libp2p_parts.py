@@ -12,7 +12,7 @@ import trio.testing
 
 from peers import libp2p_parts
 from peers.libp2p_parts import Connection, Keys, Refused
-from peers.streams import StreamCut
+from peers.streams import StreamCut, delimited, read_delimited
 
 pytestmark = pytest.mark.anyio
 
@@ -175,3 +175,27 @@ async def test_small_frames_do_not_wait_for_those_who_write_much(monkeypatch):
             await a._muxer.open_stream()
             assert len(a._muxer._frames) == queued + 1
             writing.cancel_scope.cancel()
+
+
+async def test_a_message_that_is_announced_and_does_not_come_takes_no_memory(monkeypatch):
+    asked = []
+    read = libp2p_parts.Stream.read
+
+    async def watched(stream, nbytes):
+        asked.append(nbytes)
+        return await read(stream, nbytes)
+
+    monkeypatch.setattr(libp2p_parts.Stream, "read", watched)
+    messages, said = [b"", b"x", os.urandom(300_000)], delimited(bytes(4 << 20))
+
+    async def talk(stream):
+        await stream.write([delimited(message) for message in messages])
+        await stream.write([said[:100_000]])
+
+    async with pair({"/talk": talk}) as (a, _):
+        stream = await a.open_stream("/talk")
+        for message in messages:
+            assert await read_delimited(stream, 4 << 20) == message
+        with pytest.raises(StreamCut):
+            await read_delimited(stream, 4 << 20)
+    assert max(asked) <= 1 << 16
