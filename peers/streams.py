@@ -14,7 +14,6 @@ from peers import wire
 from peers.transport import Frame
 from swarm.types import PeerId
 
-
 PIECE_BYTES = 1 << 16
 
 
