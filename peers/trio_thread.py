@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """The trio thread has ended."""
+    """What was to run in the other loop did not, or not to its end: ``str(error)`` says why."""
 
 
 class TrioThread:
@@ -46,12 +46,19 @@ class TrioThread:
 
     @classmethod
     async def start(cls, name: str) -> TrioThread:
+        """Raises Stopped: trio does not start, for want of files, say."""
         thread = cls()
         # A daemon: an interpreter whose loop is gone shall not wait for it.
         thread._thread = threading.Thread(target=thread._main, name=name, daemon=True)
         thread._thread.start()
-        with anyio.CancelScope(shield=True):
-            await thread._ready
+        try:
+            await _first_of(thread._ready, thread._ended)
+        except asyncio.CancelledError:
+            if thread._ready.done():
+                await thread.stop()
+            raise
+        if not thread._ready.done():
+            raise Stopped(thread._why)
         return thread
 
     async def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -87,16 +94,14 @@ class TrioThread:
         except trio.RunFinishedError as error:
             raise Stopped("the thread has ended") from error
         # What is queued for trio when it ends is dropped, so that ``done`` may never be set.
-        either = (done, self._ended)
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
+
+        def cancel() -> None:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(scope.cancel)
-            with anyio.CancelScope(shield=True):
-                while not any(future.done() for future in either):
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+
+        try:
+            await _first_of(done, self._ended, on_cancel=cancel)
+        except asyncio.CancelledError:
             if done.done() and not done.cancelled():
                 done.exception()  # was looked at
             raise
@@ -105,7 +110,12 @@ class TrioThread:
         return done.result()
 
     async def run_in_loop(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """``await function(*args)`` in the asyncio loop, from trio. A cancel reaches it there."""
+        """``await function(*args)`` in the asyncio loop, from trio. A cancel reaches it there.
+
+        Raises:
+            Stopped: it was cancelled by somebody in the loop, or the loop has ended. (Asyncio's own
+                exception for that would end all of trio.)
+        """
         ended = trio.Event()
         started: list[asyncio.Future[T]] = []
 
@@ -126,13 +136,19 @@ class TrioThread:
             for task in started:
                 task.cancel()
 
-        self._loop.call_soon_threadsafe(start)
+        try:
+            self._loop.call_soon_threadsafe(start)
+        except RuntimeError as error:
+            raise Stopped("the event loop of this process has ended") from error
         try:
             await ended.wait()
         except trio.Cancelled:
             self._tell(cancel)
             raise
-        return started[0].result()
+        try:
+            return started[0].result()
+        except asyncio.CancelledError as error:
+            raise Stopped("it was cancelled in the event loop") from error
 
     async def gone(self) -> str:
         """Returns, with the reason, once the thread has ended without being asked to."""
@@ -174,3 +190,18 @@ class TrioThread:
         """Call ``function`` in the loop; nobody is there to hear once it is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
+
+
+async def _first_of(
+    *futures: asyncio.Future[Any], on_cancel: Callable[[], object] = lambda: None
+) -> None:
+    """Wait until one is done, through cancels; raises CancelledError then, if there was one."""
+    try:
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        on_cancel()
+        with anyio.CancelScope(shield=True):
+            while not any(future.done() for future in futures):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        raise
