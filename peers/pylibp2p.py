@@ -32,7 +32,7 @@ from peers.stream_server import PROTOCOL, StreamServer
 from peers.streams import Stream, StreamCut, Tuning, delimited, read_delimited
 from peers.transport import Frame, Handler
 from peers.trio_thread import Stopped, TrioThread
-from swarm.errors import AddressError, BootstrapError, NetworkError, NotConnected
+from swarm.errors import AddressError, BootstrapError, CallLost, NetworkError, NotConnected
 from swarm.types import PeerId
 
 CONNECT_S = 8.0
@@ -48,6 +48,7 @@ class PyLibp2pTransport:
         self._host = host
         self._client = StreamClient(self._open_stream, limits, tuning)
         self._server = StreamServer(limits, tuning)
+        self._tuning = tuning
         self._closed = False
         self.p2p: P2P = p2p_over(self)
 
@@ -76,7 +77,10 @@ class PyLibp2pTransport:
         check_announce(announce or ())
         for address in initial_peers:
             split_peer(address)
-        thread = await TrioThread.start("libp2p")
+        try:
+            thread = await TrioThread.start("libp2p")
+        except Stopped as error:
+            raise NetworkError(str(error)) from error
         try:
             keys = Keys(identity.seed)
             host = await thread.run(
@@ -133,12 +137,18 @@ class PyLibp2pTransport:
         return peer
 
     async def call(self, peer: PeerId, request: Frame, *, timeout_s: float) -> Frame:
+        has_begun = False
+
         async def call() -> Frame:
+            nonlocal has_begun
+            has_begun = True
             return await self._client.call(peer, request, timeout_s=timeout_s)
 
         try:
             return await self._thread.run(call)
         except Stopped as error:
+            if has_begun:  # the thread broke: nobody knows any more what was sent
+                raise CallLost(f"no reply from {peer}: {error}") from error
             raise NotConnected("this transport is closed") from error
 
     async def exchange(self, peer: PeerId, protocol: str, message: bytes) -> bytes:
@@ -162,18 +172,28 @@ class PyLibp2pTransport:
 
         async def serve(stream: Stream) -> None:
             assert answer is not None
-            request = await read_delimited(stream, MAX_MESSAGE_BYTES)
-            stream.underway = False
-            async with trio.open_nursery() as tasks:
-                tasks.start_soon(_cancel_at_end, stream, tasks.cancel_scope)
-                reply = await self._thread.run_in_loop(answer, stream.peer, request)
-                await stream.write([delimited(reply)])
-                tasks.cancel_scope.cancel()
+            stream.underway = True
+            try:
+                async with trio.open_nursery() as tasks:
+                    scope = tasks.cancel_scope
+                    tasks.start_soon(_cancel_if_stalled, stream, scope, self._tuning.progress_s)
+                    request = await read_delimited(stream, MAX_MESSAGE_BYTES)
+                    stream.underway = False
+                    tasks.start_soon(_cancel_at_end, stream, scope)
+                    reply = await self._thread.run_in_loop(answer, stream.peer, request)
+                    await stream.write([delimited(reply)])
+                    scope.cancel()
+            except* StreamCut:
+                pass  # whoever asked has gone
 
         async def change() -> None:
             self._host.serve(protocol, None if answer is None else serve)
 
-        await self._thread.run(change)
+        try:
+            await self._thread.run(change)
+        except Stopped:
+            if answer is not None:
+                raise
 
     async def close(self) -> None:
         if self._closed:
@@ -248,4 +268,11 @@ async def _cancel_at_end(stream: Stream, scope: trio.CancelScope) -> None:
     """Cancel ``scope`` once the caller has given up: it closes its stream, or is gone."""
     with contextlib.suppress(StreamCut):
         await stream.fill(memoryview(bytearray(1)))
+    scope.cancel()
+
+
+async def _cancel_if_stalled(stream: Stream, scope: trio.CancelScope, limit_s: float) -> None:
+    """Cancel ``scope`` once no byte has come or gone for so long inside a message."""
+    while not (stream.underway and trio.current_time() - stream.progress_at > limit_s):  # noqa: ASYNC110
+        await trio.sleep(limit_s / 4)
     scope.cancel()
