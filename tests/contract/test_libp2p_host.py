@@ -94,7 +94,7 @@ async def test_sixty_four_transfers_at_once_arrive_and_leave_nothing_behind():
         await all_at_once()
         assert a.streams() == b.streams() <= Tuning().streams_per_peer
         await until(lambda: tasks() <= before)
-        assert resident() - memory < 48 << 20
+        assert resident() - memory < 16 << 20
 
 
 async def test_thirty_nodes_that_come_and_go_leave_no_connection_and_no_task():
