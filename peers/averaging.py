@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import anyio
 from torch import Tensor
@@ -13,6 +14,7 @@ from peers import messages as msg
 from peers.host import Host
 from peers.lane import Lane
 from peers.stage import PIECE, Sealed
+from peers.summing import Packed, Summing
 from peers.tensors import RAW, Expected, pack, unpack
 from swarm.codecs import get_codec
 from swarm.core.backoff import Backoff
@@ -21,6 +23,8 @@ from swarm.core.partition import vector_into_parts
 from swarm.core.rounds import AddUp, Complete, Instruction, Round, SendPart, SendSum
 from swarm.errors import BadInput, TransportError
 from swarm.types import Replica
+
+T = TypeVar("T")
 
 log = logging.getLogger("swarm.averaging")
 
@@ -34,12 +38,15 @@ PIECES_PER_MEMBER = 4
 ALIGN = 16
 
 
-def cut_pieces(length: int, members: int) -> list[slice]:
-    """The fixed pieces of a vector of ``length`` values among so many members."""
+def cut_pieces(length: int, members: int, most: int = PIECE) -> list[slice]:
+    """The fixed pieces of a vector of ``length`` values among so many members.
+
+    None has more than ``most`` values, unless there is one member, who sends nothing.
+    """
     if members == 1:
         return [slice(0, length)]
     wanted = -(-length // (members * PIECES_PER_MEMBER))
-    size = max(ALIGN, min(PIECE, -(-wanted // ALIGN) * ALIGN))
+    size = max(ALIGN, min(most // ALIGN, -(-wanted // ALIGN)) * ALIGN)
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
@@ -54,15 +61,16 @@ class Averager:
 
     def __init__(self, host: Host, lane: Lane) -> None:
         self._host, self._lane = host, lane
-        wire = host.manifest.wire.averaging
-        self._exact = host.manifest.reproducible.enabled
-        self._codec = RAW if self._exact else wire
-        self._dtype = "int64" if self._exact else "float32"
+        exact = host.manifest.reproducible.enabled
+        self._codec = RAW if exact else host.manifest.wire.averaging
+        self._dtype = "int64" if exact else "float32"
+        self._lossy = not exact and not get_codec(self._codec).lossless
+        self._most = min(PIECE, host.manifest.limits.payload_bytes // (8 if exact else 4))
         self._round: Round | None = None
         self._pieces: list[slice] = []
         self._parts: dict[tuple[int, Replica], Tensor] = {}
-        self._encoded: dict[int, tuple[list[msg.TensorMeta], list[memoryview]]] = {}
-        self._total: Tensor | None = None
+        self._encoded: dict[int, Packed] = {}
+        self._summing: Summing | None = None
         self._sends = anyio.CapacityLimiter(SENDS_AT_ONCE)
         self._missed: set[Replica] = set()
 
@@ -106,18 +114,27 @@ class Averager:
         if self._round is not None and self._round.stamp >= message.stamp:
             return  # a repeat of the same prepare was quicker, or a newer one has begun
         self.end()
+        members = message.members
+        self._pieces = cut_pieces(self._host.stage.model.length, len(members), self._most)
+        owners = owners_of(len(self._pieces), members)
+        round_ = Round(message.stamp, self._host.me, members, message.contributors, owners)
+        self._round, self._summing = round_, self._make_summing(round_)
+        self._carry_out(round_.begin())
+
+    def _make_summing(self, round_: Round) -> Summing:
+        """Alone, the accumulators are the sum, unless there is something to be given back."""
         stage = self._host.stage
-        self._pieces = cut_pieces(stage.model.length, len(message.members))
-        owners = owners_of(len(self._pieces), message.members)
-        self._round = Round(
-            message.stamp, self._host.me, message.members, message.contributors, owners
-        )
-        self._total = stage.total(alone=len(message.members) == 1)
-        self._carry_out(self._round.begin())
+        alone = len(round_.members) == 1 and stage.residual.kept is None
+        gradient = stage.gradient(slice(0, stage.model.length))
+        total = stage.total(alone=alone)
+        summing = Summing(self._pieces, gradient, total, self._codec, stage.look)
+        if self._lossy and not alone:
+            summing.residual, summing.lost = stage.residual.kept, stage.residual.begin(gradient)
+        return summing
 
     def end(self) -> None:
         """The round is over here: whatever is under way for it stops at its next look."""
-        self._round, self._total = None, None
+        self._round, self._summing = None, None
         self._parts.clear()
         self._encoded.clear()
         self._missed.clear()
@@ -146,34 +163,53 @@ class Averager:
             case Complete():
                 await self._vote(round_)
 
+    async def _aside(self, round_: Round, function: Callable[[Summing], T]) -> T | None:
+        """Run ``function`` beside the loop; None if the round is over before or after.
+
+        Where many wait their turn, what the round worked on may be of use to the next by then.
+        """
+
+        def run() -> T | None:
+            summing = self._summing
+            return function(summing) if summing is not None and self._is(round_) else None
+
+        result = await self._host.executor.side(run)
+        return result if self._is(round_) else None
+
     async def _send_part(self, round_: Round, piece: int, to: Replica) -> None:
         async with self._sends:
-            if not self._is(round_):
-                return
-            tensors = [(self._host.stage.gradient(self._pieces[piece]), self._codec)]
-            packed = await self._pack(tensors)
-            await self._send_piece(round_, msg.Part, piece, to, packed)
+            packed = await self._part(round_, piece)
+            if packed is not None:
+                await self._send_piece(round_, msg.Part, piece, to, packed)
+
+    async def _part(self, round_: Round, piece: int) -> Packed | None:
+        if self._lossy:
+            return await self._aside(round_, lambda summing: summing.part(piece))
+        summing = self._summing
+        return summing.part(piece) if summing is not None and self._is(round_) else None
 
     async def _add_up(self, round_: Round, piece: int, order: Sequence[Replica]) -> None:
-        if not self._is(round_) or self._total is None:
+        if not self._is(round_):
             return
         if len(round_.members) == 1:
-            self._carry_out(round_.added(piece))  # the accumulators are the sum
+            await self._sum_alone(round_, piece)
             return
-        where = self._pieces[piece]
-        total, own = self._total[where], self._host.stage.gradient(where)
         me = self._host.me
-        parts = [own if r == me else self._parts.pop((piece, r)) for r in order]
+        parts = [None if r == me else self._parts.pop((piece, r)) for r in order]
+        encoded = await self._aside(round_, lambda summing: summing.add(piece, parts))
+        if encoded is not None:
+            self._encoded[piece] = encoded
+            self._carry_out(round_.added(piece))
 
-        def add() -> tuple[list[msg.TensorMeta], list[memoryview]] | None:
-            # Where many wait their turn the round may be over, and ``total`` of use to the next.
-            return _add(total, parts, self._codec) if self._is(round_) else None
-
-        encoded = await self._host.executor.side(add)
-        if encoded is None or not self._is(round_):
-            return
-        self._encoded[piece] = encoded
-        self._carry_out(round_.added(piece))
+    async def _sum_alone(self, round_: Round, piece: int) -> None:
+        """The accumulators are the sum; what was lost before is given back."""
+        summing = self._summing
+        if summing is not None and summing.lost is not None:
+            if not await self._aside(round_, Summing.give_back):
+                return
+            self._host.stage.residual.settle()
+        if self._is(round_):
+            self._carry_out(round_.added(piece))
 
     async def _send_sum(self, round_: Round, piece: int, to: Replica) -> None:
         async with self._sends:
@@ -187,7 +223,7 @@ class Averager:
         kind: type[msg.Part] | type[msg.Sum],
         piece: int,
         to: Replica,
-        packed: tuple[list[msg.TensorMeta], list[memoryview]],
+        packed: Packed,
     ) -> None:
         metas, payload = packed
         message = kind(
@@ -226,7 +262,14 @@ class Averager:
             await anyio.sleep(RETRY.pause(failures, self._host.rng))
 
     async def _vote(self, round_: Round) -> None:
-        seal = partial(self._host.stage.seal, round_.stamp)
+        if self._lossy and self._host.me not in round_.contributors:
+            await self._aside(round_, partial(Summing.send_nothing, pieces=round_.pieces_of_others))
+        summing = self._summing
+        if summing is None or not self._is(round_):
+            return
+        alone = len(round_.members) == 1
+        looks = None if alone else [summing.looks[piece] for piece in range(len(self._pieces))]
+        seal = partial(self._host.stage.seal, round_.stamp, looks)
         sealed: Sealed | None = await self._lane.control("seal", seal)
         if sealed is None or not self._is(round_):
             return
@@ -242,13 +285,6 @@ class Averager:
             )
         )
 
-    async def _pack(
-        self, tensors: list[tuple[Tensor, str]]
-    ) -> tuple[list[msg.TensorMeta], list[memoryview]]:
-        if self._codec == RAW or get_codec(self._codec).lossless:
-            return pack(tensors)
-        return await self._host.executor.side(partial(pack, tensors))
-
     def _is(self, round_: Round) -> bool:
         return self._round is round_ and self._alive
 
@@ -262,7 +298,8 @@ class Averager:
         assert round_ is not None
         if not round_.wants_part(message.piece, message.sender):
             return self._unwanted(round_, message)
-        (tensor,) = await self._unpack(message, payload, self._codec)
+        decode = partial(self._unpack, self._expected(message.piece, self._codec), message, payload)
+        tensor = await self._host.executor.side(decode) if self._lossy else decode()
         if self._is(round_) and round_.wants_part(message.piece, message.sender):
             self._parts[message.piece, message.sender] = tensor
             self._carry_out(round_.part(message.piece, message.sender))
@@ -278,13 +315,25 @@ class Averager:
             return self._unwanted(round_, message)
         if round_.owners[message.piece] != message.sender:
             return msg.Refused(reason=f"piece {message.piece} is not summed by the sender")
-        (tensor,) = await self._unpack(message, payload, self._codec)
-        self._take_sum(round_, message.piece, tensor)
+        await self._take_sum(round_, message.piece, self._codec, message, payload)
         return msg.Ok()
 
-    def _take_sum(self, round_: Round, piece: int, tensor: Tensor) -> None:
-        if self._is(round_) and self._total is not None and round_.wants_sum(piece):
-            self._total[self._pieces[piece]].copy_(tensor)
+    async def _take_sum(
+        self,
+        round_: Round,
+        piece: int,
+        codec: str,
+        message: msg.Sum | msg.Ok,
+        payload: Sequence[memoryview],
+    ) -> None:
+        """Raises BadMessage: it is not what is expected."""
+        decode = partial(self._unpack, self._expected(piece, codec), message, payload)
+
+        def put(summing: Summing) -> bool:
+            summing.put(piece, decode())
+            return True
+
+        if await self._aside(round_, put) and round_.wants_sum(piece):
             self._carry_out(round_.sum_piece(piece))
 
     def _belongs(self, message: msg.Part | msg.Sum) -> msg.Message | None:
@@ -305,26 +354,27 @@ class Averager:
             return msg.Ok()  # a repeat: it is here already
         return msg.Refused(reason=f"piece {message.piece} of {message.sender.peer} is not wanted")
 
-    async def _unpack(
-        self, message: msg.Part | msg.Sum, payload: list[memoryview], codec: str
-    ) -> list[Tensor]:
-        where = self._pieces[message.piece]
-        expected = [Expected((where.stop - where.start,), self._dtype, codec)]
-        unpacked = partial(unpack, message.tensors, payload, expected)
-        if codec == RAW or get_codec(codec).lossless:
-            return unpacked()
-        return await self._host.executor.side(unpacked)
+    def _expected(self, piece: int, codec: str) -> Expected:
+        where = self._pieces[piece]
+        return Expected((where.stop - where.start,), self._dtype, codec)
+
+    @staticmethod
+    def _unpack(
+        expected: Expected, message: msg.Part | msg.Sum | msg.Ok, payload: Sequence[memoryview]
+    ) -> Tensor:
+        (tensor,) = unpack(message.tensors, payload, [expected])
+        return tensor
 
     # -- what is lacking is fetched ---------------------------------------------------------
 
     async def get_sum(self, message: msg.GetSum) -> tuple[msg.Message, list[memoryview]]:
         """A piece of the finished sum, exactly as it is held, for a mate that lacks it."""
-        sealed = self._host.stage.sealed
-        if sealed is None or sealed.round != message.round or self._total is None:
+        sealed, summing = self._host.stage.sealed, self._summing
+        if sealed is None or sealed.round != message.round or summing is None:
             return msg.Refused(reason="that round's sum is not held here"), []
         if message.piece >= len(self._pieces):
             return msg.Refused(reason=f"there are {len(self._pieces)} pieces"), []
-        metas, payload = pack([(self._total[self._pieces[message.piece]], RAW)])
+        metas, payload = pack([(summing.sum_of(message.piece), RAW)])
         return msg.Ok(tensors=metas), payload
 
     async def fetch(self, message: msg.Fetch) -> msg.Message:
@@ -339,7 +389,6 @@ class Averager:
         for piece in round_.missing_pieces():
             if not self._is(round_):
                 return
-            where = self._pieces[piece]
             question = msg.GetSum(
                 run=self._host.manifest.run_id,
                 to=source.boot,
@@ -351,35 +400,7 @@ class Averager:
                 answer = await self._host.caller.call(source.peer, question)
                 if not isinstance(answer.message, msg.Ok):
                     raise BadInput(f"answered {answer.message.kind}")
-                expected = [Expected((where.stop - where.start,), self._dtype, RAW)]
-                (tensor,) = unpack(answer.message.tensors, answer.payload, expected)
+                await self._take_sum(round_, piece, RAW, answer.message, answer.payload)
             except (TransportError, BadInput) as error:
                 log.info("fetching a sum from %s failed: %s", source.peer[-6:], error)
                 return
-            self._take_sum(round_, piece, tensor)
-
-
-def _add(
-    total: Tensor, parts: Sequence[Tensor], codec: str
-) -> tuple[list[msg.TensorMeta], list[memoryview]]:
-    """Add the parts in order into ``total``; returns the sum as it is sent.
-
-    With a lossy codec ``total`` becomes what the others will decode, so that all hold equal bits.
-    """
-    if total.data_ptr() != parts[0].data_ptr():
-        total.copy_(parts[0])
-    for part in parts[1:]:
-        total.add_(part)
-    metas, payload = pack([(total, codec)])
-    if codec != RAW and not get_codec(codec).lossless:
-        (decoded,) = unpack(
-            metas,
-            [_joined(payload)],
-            [Expected(tuple(total.shape), "float32", codec)],
-        )
-        total.copy_(decoded)
-    return metas, payload
-
-
-def _joined(payload: list[memoryview]) -> memoryview:
-    return memoryview(bytearray(b"".join(payload)))

@@ -7,27 +7,29 @@ not at all.
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor
 
+from peers.residual import Residual
 from swarm.core import flight
 from swarm.core.ledger import Ledger, Verdict
 from swarm.core.step import Decision
 from swarm.core.totals import Totals, fold
 from swarm.manifest import Manifest
+from swarm.model.look import Look, look_at, together
 from swarm.model.spec import ModelSpec
 from swarm.model.stage import Graph, StageModel
 from swarm.types import FRESH, Attempt, Mark, Stamp
 
 log = logging.getLogger("swarm.stage")
 
-PIECE = 1 << 18
-"""Values in one piece of the vector: what one message of averaging carries (1 MiB of fp32)."""
+PIECE = 1 << 20
+"""Values in one piece of the vector: what one message of averaging carries (4 MiB of fp32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class StageOwner:
     ``mark`` is None while the weights are of no version: at the start, and while they are copied
     from others. ``applied`` counts the updates up to ``mark`` that were not skipped, ``totals``
     the microbatches of each peer. ``decision`` is the last that was heard of, applied or not;
-    ``decided`` the last one applied, whose sum is kept for those who follow.
+    ``decided`` the last one applied, whose sum is kept for those who follow. ``residual`` is what
+    lossy averaging has lost here.
     """
 
     def __init__(
@@ -74,7 +77,10 @@ class StageOwner:
         self.losses: dict[int, float] = {}
         self.round: Stamp | None = None
         self.sealed: Sealed | None = None
+        self.residual = Residual()
         self._manifest = manifest
+        exact = manifest.reproducible
+        self._scale = float(exact.scale) if exact.enabled else None
         self._graphs: dict[Stamp, Graph] = {}
         self._inputs: dict[Stamp, Tensor] = {}
         self._total: Tensor | None = None
@@ -211,6 +217,7 @@ class StageOwner:
     def end_round(self) -> None:
         """Something new is counted, or a newer round begins: the old one is dead here."""
         self.round, self.sealed = None, None
+        self.residual.end()
         if self._total is not None and self._total is not self.model.accumulators:
             self._spare = self._total
         self._total = None
@@ -229,13 +236,19 @@ class StageOwner:
                 self._total = torch.empty_like(self.model.accumulators) if spare is None else spare
         return self._total
 
-    def seal(self, round_: Stamp) -> Sealed | None:
-        """The sum is whole: digest and norm, for the vote. None if the round has ended here."""
+    def look(self, sums: Tensor) -> Look:
+        """Digest and squares of a piece of a sum. Safe to call from any thread."""
+        return look_at(sums, self._scale)
+
+    def seal(self, round_: Stamp, looks: Sequence[Look] | None = None) -> Sealed | None:
+        """The sum is whole: digest and norm, for the vote. None if the round has ended here.
+
+        ``looks``: at its pieces, in order; None: it is looked at now, as one piece.
+        """
         if self.round != round_ or self._total is None:
             return None
-        digest = hashlib.sha256(memoryview(self._total.numpy()).cast("B"))  # type: ignore[arg-type]
-        norm, finite = self.model.squared_norm(self._total)
-        self.sealed = Sealed(round_, digest.hexdigest(), norm if finite else 0.0, finite)
+        digest, norm, finite = together([self.look(self._total)] if looks is None else looks)
+        self.sealed = Sealed(round_, digest, norm, finite)
         return self.sealed
 
     def decide(self, decision: Decision) -> Mark | None:
@@ -256,6 +269,7 @@ class StageOwner:
                 # Part of the weights may have moved: they are of no version any more.
                 self.leave_mark()
                 raise
+            self.residual.apply()
         self._keep_sum(decision)
         self.arrive(decision.to, decision.applied, fold(self.totals, decision.counts))
         return self.mark
@@ -285,6 +299,7 @@ class StageOwner:
         """The weights are of no version from now on: they are about to be copied over."""
         self.mark, self._initial = None, False
         self.drop()
+        self.residual.forget()
 
     def arrive(self, mark: Mark, applied: int, totals: Totals) -> None:
         """The weights are those of ``mark``; what belonged to the version before is over."""

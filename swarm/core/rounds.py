@@ -7,6 +7,7 @@ all. So a round has *one* sum, bit for bit, however many take part and whoever i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,9 @@ class Round:
         self.members = tuple(members)
         self._me = me
         self._others = tuple(member for member in members if member != me)
-        self._order = tuple(member for member in members if member in set(contributors))
+        self.contributors = self._order = tuple(
+            member for member in members if member in set(contributors)
+        )
         self.owners = tuple(owners)
         self._parts: dict[int, set[Replica]] = {
             piece: set() for piece, owner in enumerate(owners) if owner == me
@@ -80,14 +83,29 @@ class Round:
     def begin(self) -> list[Instruction]:
         """Our own share of the work that needs nobody else."""
         todo: list[Instruction] = []
-        for piece, owner in enumerate(self.owners):
-            if owner != self._me and self._me in self._order:
-                todo.append(SendPart(piece, owner))
+        if self._me in self._order:
+            todo += [SendPart(piece, self.owners[piece]) for piece in self.pieces_of_others]
         for piece in self._parts:
             if self._me in self._order:
                 self._parts[piece].add(self._me)
             todo += self._if_all(piece)
         return todo + self._if_complete()
+
+    @property
+    def pieces_of_others(self) -> list[int]:
+        """In the order in which we send our parts: one of each owner, then the next of each.
+
+        The owners take turns from our neighbour on: so no owner gets everything at first and
+        nothing later, and sums are ready early.
+        """
+        place = {member: index for index, member in enumerate(self.members)}
+        mine, before = place[self._me], Counter[Replica]()
+        turns = []
+        for piece, owner in enumerate(self.owners):
+            if owner != self._me:
+                turns.append((before[owner], (place[owner] - mine) % len(place), piece))
+                before[owner] += 1
+        return [piece for _, _, piece in sorted(turns)]
 
     def wants_part(self, piece: int, sender: Replica) -> bool:
         """Whether a part of ``piece`` from ``sender`` belongs here and is not here yet."""
@@ -106,7 +124,8 @@ class Round:
 
     def wants_sum(self, piece: int) -> bool:
         """Whether the sum of ``piece`` is still missing and comes from somebody else."""
-        return 0 <= piece < len(self.owners) and piece not in self._have | set(self._parts)
+        known = 0 <= piece < len(self.owners)
+        return known and piece not in self._have and piece not in self._parts
 
     def sum_piece(self, piece: int) -> list[Instruction]:
         """The sum of ``piece`` is here, from its owner or fetched from one that has voted."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from swarm.core.update import Update
 from swarm.manifest_sections import Optimizer as OptimizerSection
 
-PIECE = 1 << 16
+PIECE = 1 << 17
 """Floats stepped at a time: what is in use fits the cache, and scratch space stays small."""
 
 

@@ -17,7 +17,8 @@ from swarm.core.update import Update, make_update
 from swarm.errors import BadMessage, ConfigError
 from swarm.manifest import Manifest
 from swarm.model.digest import weights_sha256
-from swarm.model.norm import exact_squared_norm, squared_norm
+from swarm.model.norm import exact_squared_norm, squared_norm, squares_of, squares_together
+from swarm.model.optimizer import PIECE
 from swarm.model.registry import model_spec
 from swarm.model.spec import LayerSpec, ModelSpec, TensorSpec
 from swarm.model.stage import StageModel
@@ -288,6 +289,39 @@ def test_the_exact_norm_is_exact_and_ignores_order() -> None:
         assert exact_squared_norm([vector[:1234], vector[1234:]]) == exact
     assert exact_squared_norm([]) == 0.0
     assert squared_norm([torch.from_numpy(numbers)]) == pytest.approx(exact, rel=1e-9)
+
+
+def numbers_of(exponent: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(3 * PIECE // 2, generator=generator) * 2.0**exponent
+
+
+@pytest.mark.parametrize("exponent", [-120, -75, -60, -10, 0, 40, 60, 75, 110])
+def test_the_norm_is_good_however_large_or_small_the_numbers_are(exponent: int) -> None:
+    """In float32 their squares overflow, or lose all that they are, at both ends."""
+    numbers = numbers_of(exponent)
+    wanted = float(numbers.double().square().sum())
+    assert squared_norm([numbers]) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_norm_is_not_finite_if_any_number_is_not(value: float, place: int) -> None:
+    numbers = numbers_of(0)
+    numbers[place] = value
+    assert math.isnan(squares_together([squares_of(numbers, None)]))
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_squares_of_parts_come_together_as_those_of_the_whole(scale: float | None) -> None:
+    numbers = numbers_of(10).round()
+    sums = numbers if scale is None else numbers.to(torch.int64)
+    cuts = [slice(0, PIECE), slice(PIECE, None)]
+    parts = [squares_of(sums[cut], scale) for cut in cuts]
+    whole = squares_together([squares_of(sums, scale)])
+    assert squares_together(parts) == squares_together(parts[::-1]) == whole
+    plain = squared_norm if scale is None else exact_squared_norm
+    assert plain([numbers[cut] for cut in cuts]) == whole
 
 
 def frozen_build() -> nn.Module:

@@ -25,6 +25,16 @@ def test_a_member_sends_each_piece_to_its_owner_and_keeps_its_own() -> None:
     assert two(B).begin() == [SendPart(0, A), SendPart(1, A)]
 
 
+def test_parts_go_to_one_owner_after_the_other_from_the_neighbour_on() -> None:
+    owners = (A, A, B, B, C)
+    sent = {
+        me: [do.piece for do in Round(ROUND, me, (A, B, C), (A, B, C), owners).begin()]
+        for me in (A, B, C)
+    }
+    assert sent == {A: [2, 4, 3], B: [4, 0, 1], C: [0, 2, 1, 3]}
+    assert Round(ROUND, B, (A, B, C), (A,), owners).pieces_of_others == [4, 0, 1]
+
+
 def test_the_owner_adds_when_all_parts_are_there_and_sends_the_sum_to_all_others() -> None:
     round_ = Round(ROUND, B, (C, B, A), (A, B, C), (B, C))
     assert round_.begin() == [SendPart(1, C)]
