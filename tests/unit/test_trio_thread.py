@@ -1,6 +1,7 @@
 """Two event loops in one process: what is run in the other comes back, or is cancelled there."""
 
 import asyncio
+import random
 import threading
 
 import anyio
@@ -130,6 +131,72 @@ def test_the_other_way_round_results_errors_and_cancels_pass_too():
     run(test)
 
 
+def test_one_who_is_cancelled_here_does_not_end_what_runs_there():
+    async def test(thread):
+        async def cancels_itself():
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+        async def asks():
+            with pytest.raises(Stopped, match="cancelled in the event loop"):
+                await thread.run_in_loop(cancels_itself)
+            return "lives"
+
+        assert await thread.run(asks) == "lives"
+        assert await thread.run(add, 1, 1) == 2
+
+    run(test)
+
+
+def test_a_call_that_is_cancelled_before_it_begins_is_cancelled():
+    async def test(thread):
+        begun = []
+
+        async def wait():
+            begun.append(True)
+            await trio.sleep_forever()
+
+        for _ in range(50):
+            task = asyncio.create_task(thread.run(wait))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        before = len(begun)
+        assert await thread.run(add, 1, 1) == 2
+        assert len(begun) == before, "none begins later"
+
+    run(test)
+
+
+def test_cancels_at_any_moment_on_either_side_leave_no_task():
+    rng = random.Random(3)
+
+    async def test(thread):
+        async def count():
+            return trio.lowlevel.current_statistics().tasks_living
+
+        async def here(pause_s):
+            await asyncio.sleep(pause_s)
+            return pause_s
+
+        async def there(limit_s, pause_s):
+            with trio.move_on_after(limit_s):
+                return await thread.run_in_loop(here, pause_s)
+
+        async def one():
+            limit_s, pause_s = rng.random() * 0.01, rng.random() * 0.01
+            with anyio.move_on_after(rng.random() * 0.01):
+                assert await thread.run(there, limit_s, pause_s) in (None, pause_s)
+
+        before = await thread.run(count), len(asyncio.all_tasks())
+        await asyncio.gather(*(one() for _ in range(300)))
+        while (await thread.run(count), len(asyncio.all_tasks())) != before:
+            await asyncio.sleep(0)
+
+    run(test)
+
+
 def test_stopping_ends_what_runs_on_both_sides_and_later_calls_are_refused():
     async def test(thread):
         ended = []
@@ -208,3 +275,51 @@ def test_a_thread_that_breaks_says_so(caplog):
 
     asyncio.run(main())
     assert "the network thread ended" in caplog.text
+
+
+def test_trio_that_does_not_start_is_said(monkeypatch, caplog):
+    def too_many(*args):
+        raise OSError(24, "Too many open files")
+
+    async def main():
+        async with asyncio.timeout(AMPLE_S):
+            with pytest.raises(Stopped, match="Too many open files"):
+                await TrioThread.start("beside")
+
+    monkeypatch.setattr(trio, "run", too_many)
+    asyncio.run(main())
+    assert "Too many open files" in caplog.text
+
+
+def test_a_start_that_is_cancelled_leaves_no_thread():
+    async def main():
+        starting = asyncio.create_task(TrioThread.start("beside"))
+        await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    before = threading.active_count()
+    asyncio.run(main())
+    assert threading.active_count() == before
+
+
+def test_a_loop_that_ended_without_stop_is_said_there_and_the_thread_ends_when_asked(caplog):
+    said = []
+
+    async def here():
+        raise AssertionError("the loop is closed")
+
+    async def asks(thread):
+        try:
+            await thread.run_in_loop(here)
+        except Stopped as error:
+            said.append(str(error))
+        thread.nursery.cancel_scope.cancel()
+
+    thread = asyncio.run(TrioThread.start("left"))
+    thread._token.run_sync_soon(thread.nursery.start_soon, asks, thread)
+    thread._thread.join(AMPLE_S)
+    assert not thread._thread.is_alive()
+    assert said == ["the event loop of this process has ended"]
+    assert caplog.records == []
