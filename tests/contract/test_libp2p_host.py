@@ -132,7 +132,7 @@ async def test_cancelled_at_any_moment_a_transfer_does_not_break_its_connection(
 # --- readers that stall, peers that fall silent, connections that end
 
 
-async def test_a_reader_that_stops_reading_stalls_its_writer_at_a_bounded_buffer():
+async def test_a_reader_that_stops_reading_stalls_its_writer_at_a_bounded_buffer(monkeypatch):
     async with nodes() as (a, b):
         served = []
 
@@ -142,6 +142,13 @@ async def test_a_reader_that_stops_reading_stalls_its_writer_at_a_bounded_buffer
 
         b.host.serve("/stall", never_read)
         stream = await a.host.open_stream(b.host.peer, "/stall")
+        given, send = [], stream._muxed.send
+
+        async def counted(parts, count):
+            await send(parts, count)
+            given.append(count)
+
+        monkeypatch.setattr(stream._muxed, "send", counted)
         async with trio.open_nursery() as writing:
             writing.start_soon(stream.write, [bytes(32 << 20)])
             await until(lambda: served and stream._muxed.send_window == 0)
@@ -149,7 +156,7 @@ async def test_a_reader_that_stops_reading_stalls_its_writer_at_a_bounded_buffer
             await until(lambda: len(muxer.stream_buffers[served[0]._muxed.stream_id]) > 0)
             assert await a.call(b, payload=b"others go on") == b"others go on"
             held = len(muxer.stream_buffers[served[0]._muxed.stream_id])
-            assert held <= libp2p_parts.MAX_WINDOW_BYTES
+            assert 0 < held <= sum(given) <= libp2p_parts.MAX_WINDOW_BYTES
             assert stream.underway
             writing.cancel_scope.cancel()
         stream.close()
@@ -384,6 +391,29 @@ async def test_nonsense_on_any_protocol_ends_its_stream_alone(message):
             stream = await a.host.open_stream(b.host.peer, protocol)
             await stream.write([message, bytes(64)])
             stream.close()
+        assert await a.call(b) == b""
+        assert a.host._live(b.host.peer) is connection
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"\x88\x27" + bytes(5000),  # one of 5000 bytes
+        b"\xff" * 64,  # a length that does not end
+        b"\x00",
+        b"\x13/multistream/1.0.0\n\x04\xff\xfe\xfd\n",
+        b"\x13/multistream/1.0.0\n" + b"\x07/other\n" * 500,
+    ],
+)
+async def test_negotiations_that_are_none_end_their_stream_alone(words, monkeypatch):
+    monkeypatch.setattr(libp2p_parts, "UPGRADE_S", 1)
+    async with nodes() as (a, b):
+        connection = a.host._live(b.host.peer)
+        muxed = await connection._muxer.open_stream()
+        with contextlib.suppress(libp2p_parts.BaseLibp2pError):
+            await muxed.write(words)
+        await until(lambda: b.streams() == 0)
+        await muxed.reset()
         assert await a.call(b) == b""
         assert a.host._live(b.host.peer) is connection
 

@@ -1,5 +1,6 @@
 """The transport on py-libp2p where processes die: who is left hears of it within seconds."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import psutil
 import pytest
+import trio
 
 from peers.p2pd import P2pdTransport
 from peers.pylibp2p import PyLibp2pTransport
@@ -105,6 +107,7 @@ REQUESTS = {
 @pytest.mark.parametrize(("near", "far"), PAIRS)
 async def test_a_kill_is_noticed_by_who_waits_who_reads_and_who_writes(tmp_path, near, far):
     async with client(near, tmp_path / "near") as one:
+        before = await held(one)
         for name in REQUESTS:
             async with server(far, tmp_path / "far") as other:
                 peer = await one.connect(other.address)
@@ -114,6 +117,24 @@ async def test_a_kill_is_noticed_by_who_waits_who_reads_and_who_writes(tmp_path,
                 await lose(one, peer, other, name)
             with pytest.raises((NotConnected, CallLost)):
                 await one.call(peer, Frame({"m": "hello"}), timeout_s=AMPLE_S)
+        with anyio.fail_after(AMPLE_S):
+            while await has_more(one, before):  # noqa: ASYNC110  # no event tells of it
+                await anyio.sleep(0.01)
+
+
+async def held(transport):
+    """What there is: asyncio's tasks, and in py-libp2p trio's tasks and connections."""
+    if isinstance(transport, P2pdTransport):
+        return (len(asyncio.all_tasks()),)
+
+    async def there():
+        return trio.lowlevel.current_statistics().tasks_living, len(transport._host.peers())
+
+    return *await transport._thread.run(there), len(asyncio.all_tasks())
+
+
+async def has_more(transport, before):
+    return any(now > then for now, then in zip(await held(transport), before, strict=True))
 
 
 async def lose(one, peer, other, name):

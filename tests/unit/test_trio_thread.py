@@ -191,7 +191,7 @@ def test_cancels_at_any_moment_on_either_side_leave_no_task():
 
         before = await thread.run(count), len(asyncio.all_tasks())
         await asyncio.gather(*(one() for _ in range(300)))
-        while (await thread.run(count), len(asyncio.all_tasks())) != before:
+        while (await thread.run(count), len(asyncio.all_tasks())) != before:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     run(test)
