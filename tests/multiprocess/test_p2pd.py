@@ -1,4 +1,7 @@
-"""The p2pd transport where processes die, frames are broken and start-up input is wrong."""
+"""The p2pd transport where processes die, frames are broken and start-up input is wrong.
+
+What does not depend on p2pd is tested on py-libp2p too.
+"""
 
 import asyncio
 import logging
@@ -13,8 +16,9 @@ import anyio
 import pytest
 
 from dht.identity import Identity
-from peers import wire
-from peers.p2pd import P2pdTransport, Tuning, identity_taken
+from peers import p2pd, pylibp2p, wire
+from peers.p2pd import P2pdTransport, Tuning
+from peers.pylibp2p import PyLibp2pTransport
 from peers.streams import receive_frame
 from peers.transport import Frame
 from swarm.errors import (
@@ -59,9 +63,14 @@ def anyio_backend():
     return "asyncio"
 
 
+MODULES = {"p2pd": p2pd, "pylibp2p": pylibp2p}
+TRANSPORTS = {"p2pd": P2pdTransport, "pylibp2p": PyLibp2pTransport}
+on_both = pytest.mark.parametrize("kind", TRANSPORTS)
+
+
 @asynccontextmanager
-async def transport(path, **options):
-    made = await P2pdTransport.create(identity_path=path, **options)
+async def transport(path, kind="p2pd", **options):
+    made = await TRANSPORTS[kind].create(identity_path=path, **options)
     try:
         yield made
     finally:
@@ -168,12 +177,13 @@ async def test_sigkill_while_a_payload_is_on_its_way_loses_the_call(tmp_path):
                 await client.call(peer, Frame({"m": 1}, payload), timeout_s=AMPLE_S)
 
 
-async def test_peer_that_restarts_is_reached_again(tmp_path):
+@on_both
+async def test_peer_that_restarts_is_reached_again(tmp_path, kind):
     listen = [f"/ip4/127.0.0.1/tcp/{free_port()}"]
-    async with transport(tmp_path / "client") as client:
+    async with transport(tmp_path / "client", kind) as client:
         for _ in range(2):
             async with transport(
-                tmp_path / "server", listen=listen, initial_peers=client.addresses()
+                tmp_path / "server", kind, listen=listen, initial_peers=client.addresses()
             ) as server:
                 await server.serve(echo)
                 reply = await client.call(server.peer, Frame({"m": 1}), timeout_s=AMPLE_S)
@@ -211,28 +221,31 @@ async def test_cancelled_start_leaves_no_process(tmp_path):
     assert own_children() == children
 
 
-async def test_peer_id_is_that_of_the_key_file_and_addresses_are_complete(tmp_path):
+@on_both
+async def test_peer_id_is_that_of_the_key_file_and_addresses_are_complete(tmp_path, kind):
     identity, _ = Identity.load_or_create(tmp_path / "key")
-    async with transport(tmp_path / "key", announce=["/ip4/1.2.3.4/tcp/31337"]) as made:
+    async with transport(tmp_path / "key", kind, announce=["/ip4/1.2.3.4/tcp/31337"]) as made:
         assert made.peer == identity.peer_id
         assert made.addresses() == [f"/ip4/1.2.3.4/tcp/31337/p2p/{identity.peer_id}"]
-    async with transport(tmp_path / "key") as made:
+    async with transport(tmp_path / "key", kind) as made:
         (address,) = made.addresses()
         assert address.startswith("/ip4/127.0.0.1/tcp/")
         assert address.endswith(f"/p2p/{identity.peer_id}")
 
 
-async def test_identity_taken_is_seen_through_a_bootstrap_peer(tmp_path):
-    async with transport(tmp_path / "hub") as hub:
-        async with transport(tmp_path / "node", initial_peers=hub.addresses()) as node:
-            assert await identity_taken(node.peer, hub.addresses())
-        assert not await identity_taken(node.peer, hub.addresses())
+@on_both
+async def test_identity_taken_is_seen_through_a_bootstrap_peer(tmp_path, kind):
+    async with transport(tmp_path / "hub", kind) as hub:
+        async with transport(tmp_path / "node", kind, initial_peers=hub.addresses()) as node:
+            assert await MODULES[kind].identity_taken(node.peer, hub.addresses())
+        assert not await MODULES[kind].identity_taken(node.peer, hub.addresses())
 
 
 ID = "12D3KooWGRUYFnb8Vjk7MgWYVRJ3VY6aVGAyMzHhSXVXzpKfqYvW"
 CLOSED = f"/ip4/127.0.0.1/tcp/1/p2p/{ID}"
 
 
+@on_both
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
@@ -253,45 +266,49 @@ CLOSED = f"/ip4/127.0.0.1/tcp/1/p2p/{ID}"
     ],
 )
 async def test_bad_input_at_start_is_one_line_and_leaves_no_process(
-    tmp_path, options, error, reason
+    tmp_path, kind, options, error, reason
 ):
     children = own_children()
     with anyio.fail_after(START_LIMIT_S), pytest.raises(error, match=reason) as caught:
-        await P2pdTransport.create(identity_path=tmp_path / "key", **options)
+        await TRANSPORTS[kind].create(identity_path=tmp_path / "key", **options)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, UserError)
     assert own_children() == children
 
 
-async def test_port_in_use_is_named(tmp_path):
+@on_both
+async def test_port_in_use_is_named(tmp_path, kind):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(AddressError, match=f"port {port} is in use"):
-            await P2pdTransport.create(
+            await TRANSPORTS[kind].create(
                 identity_path=tmp_path / "key", listen=[f"/ip4/127.0.0.1/tcp/{port}"]
             )
 
 
-async def test_broken_key_file_is_an_identity_error(tmp_path):
+@on_both
+async def test_broken_key_file_is_an_identity_error(tmp_path, kind):
     (tmp_path / "key").write_bytes(b"nonsense")
     with pytest.raises(IdentityError):
-        await P2pdTransport.create(identity_path=tmp_path / "key")
+        await TRANSPORTS[kind].create(identity_path=tmp_path / "key")
 
 
-async def test_wrong_peer_at_the_bootstrap_address_is_said(tmp_path):
-    async with transport(tmp_path / "hub") as hub:
+@on_both
+async def test_wrong_peer_at_the_bootstrap_address_is_said(tmp_path, kind):
+    async with transport(tmp_path / "hub", kind) as hub:
         wrong = hub.addresses()[0].replace(hub.peer, ID)
         with pytest.raises(BootstrapError, match="another peer, ") as caught:
-            await P2pdTransport.create(identity_path=tmp_path / "key", initial_peers=[wrong])
+            await TRANSPORTS[kind].create(identity_path=tmp_path / "key", initial_peers=[wrong])
         assert wrong in str(caught.value)
         assert hub.peer in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
+@on_both
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-async def test_bootstrap_address_of_something_else_is_said(tmp_path, greeting):
+async def test_bootstrap_address_of_something_else_is_said(tmp_path, kind, greeting):
     """Another program answers there, or accepts and keeps silent: known within the limit."""
     release = asyncio.Event()
 
@@ -307,19 +324,20 @@ async def test_bootstrap_address_of_something_else_is_said(tmp_path, greeting):
     address = f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{ID}"
     try:
         with anyio.fail_after(START_LIMIT_S), pytest.raises(BootstrapError, match="no swarm peer"):
-            await P2pdTransport.create(identity_path=tmp_path / "key", initial_peers=[address])
+            await TRANSPORTS[kind].create(identity_path=tmp_path / "key", initial_peers=[address])
     finally:
         release.set()
         server.close()
         await server.wait_closed()
 
 
-async def test_one_bootstrap_peer_that_works_is_enough(tmp_path, caplog):
-    async with transport(tmp_path / "hub") as hub:
+@on_both
+async def test_one_bootstrap_peer_that_works_is_enough(tmp_path, kind, caplog):
+    async with transport(tmp_path / "hub", kind) as hub:
         await hub.serve(echo)
         with caplog.at_level(logging.WARNING):
             async with transport(
-                tmp_path / "node", initial_peers=[CLOSED, *hub.addresses()]
+                tmp_path / "node", kind, initial_peers=[CLOSED, *hub.addresses()]
             ) as node:
                 await node.call(hub.peer, Frame({"m": 1}), timeout_s=AMPLE_S)
     (warning,) = [
@@ -340,6 +358,12 @@ async def raw_stream(tmp_path, **tuning):
                 yield server, client, stream
             finally:
                 stream.close()
+
+
+def served(transport):
+    """The streams on which it answers calls."""
+    server = transport._server
+    return server._streams if isinstance(transport, PyLibp2pTransport) else server.streams._streams
 
 
 async def ended(stream):
@@ -425,16 +449,19 @@ async def test_streams_beyond_the_bound_are_refused(tmp_path, bound):
         await client.call(server.peer, Frame({"m": 3}), timeout_s=AMPLE_S)
 
 
-async def test_streams_are_reused_pooled_up_to_the_bound_and_closed_when_idle(tmp_path):
+@on_both
+async def test_streams_are_reused_pooled_up_to_the_bound_and_closed_when_idle(tmp_path, kind):
     async with (
-        transport(tmp_path / "server") as server,
-        transport(tmp_path / "client", tuning=Tuning(streams_per_peer=3, idle_s=0.5)) as client,
+        transport(tmp_path / "server", kind) as server,
+        transport(
+            tmp_path / "client", kind, tuning=Tuning(streams_per_peer=3, idle_s=0.5)
+        ) as client,
     ):
         most = 0
 
         async def handler(sender, frame):
             nonlocal most
-            most = max(most, len(server._server.streams._streams))
+            most = max(most, len(served(server)))
             return Frame({})
 
         await server.serve(handler)
@@ -446,7 +473,7 @@ async def test_streams_are_reused_pooled_up_to_the_bound_and_closed_when_idle(tm
                 )
         assert 1 <= most <= 3
         await until(lambda: not client._client._pools)
-        await until(lambda: not server._server.streams._streams)
+        await until(lambda: not served(server))
 
 
 async def test_daemon_that_died_is_not_connected(tmp_path):
