@@ -628,7 +628,8 @@ class Connection:
         try:
             with trio.fail_after(UPGRADE_S):
                 protocol = await _Words(muxed).offer(handlers)
-            await handlers[protocol](stream)
+            if handler := handlers.get(protocol):  # it may have been withdrawn meanwhile
+                await handler(stream)
         except (BaseLibp2pError, trio.TooSlowError, StreamCut):
             pass
         except Exception as error:  # one bad stream must not end the others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 import trio
@@ -12,10 +13,10 @@ from dht.identity import Identity
 from peers import libp2p_parts
 from peers.addresses import host_and_port, multiaddr_bytes
 from peers.libp2p_host import IDENTIFY, KAD, Unreachable, _in_turn, _told
-from peers.libp2p_parts import Identify, KadMessage
+from peers.libp2p_parts import Identify, KadMessage, Refused
 from peers.stream_server import PROTOCOL
 from peers.streams import StreamCut, delimited, read_delimited
-from tests.contract.libp2p_nodes import Wire, connected_by, node, nodes, stranger, until
+from tests.contract.libp2p_nodes import Wire, node, nodes, stranger, until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,14 +67,15 @@ async def test_the_newest_connection_is_used():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_is_dialled_anew_when_its_connection_is_silent_and_not_known_dead(monkeypatch):
-    between = Wire()
-    async with connected_by(between) as (a, b):
-        await until(lambda: b.address in a.host._book[b.host.peer])
+async def test_a_peer_is_dialled_anew_when_its_connection_does_not_answer(monkeypatch):
+    async with nodes() as (b, a):
         silent = a.host._live(b.host.peer)
-        between.cut.set()
-        monkeypatch.setattr(libp2p_parts, "UPGRADE_S", 0.5)
-        a.host._book[b.host.peer] = [b.address]
+
+        async def in_vain(protocol):
+            silent._doubted_at = math.inf
+            raise Refused("no answer")
+
+        monkeypatch.setattr(silent, "open_stream", in_vain)
         assert await a.call(b, payload=b"x") == b"x"
         assert silent.is_open
         assert a.host._live(b.host.peer) is not silent
