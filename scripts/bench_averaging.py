@@ -20,9 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rich.console import Console
-from rich.table import Table
-
 from scripts._averaging_group import Worker, all_of, started
 from scripts._bench import Progress, median, run_parts, whole
 from swarm.manifest import Manifest
@@ -36,7 +33,7 @@ OURS, FLOOR, HIVEMIND, GLOO = "swarm", "floor", "hivemind", "gloo"
 MODEL: dict[str, Any] = {"d_model": 256, "layers": 8, "heads": 4, "sequence": 128}
 CODECS = ("fp32", "bf16", "int8")
 WARM_UP = 3
-AGAIN = 5
+AGAIN = 20
 """Attempts of hivemind, whose groups do not always come together."""
 
 
@@ -169,28 +166,17 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 
 def show(members: int, found: dict[str, Any]) -> None:
-    """Milliseconds; x: ours as a multiple of theirs."""
-    table = Table("", title=f"{members} replicas: ms (x: ours is so many times as long), CPU ms")
-    names = [
-        name for name in (FLOOR, HIVEMIND, GLOO) if name in next(iter(found.values()))["ours_by"]
-    ]
-    for column in (OURS, "vote", "apply", *(c for name in names for c in (name, "x"))):
-        table.add_column(column, justify="right")
-    for column in ("CPU", "floor's"):
-        table.add_column(column, justify="right")
+    """Milliseconds, and ours as a multiple of each of the others."""
     for codec, row in found.items():
-        of, by = row["medians"], row["ours_by"]
-        ours = of[OURS]
-        times = [ours["seconds"], ours["prepare_s"] + ours["sum_s"], ours["decide_s"]]
-        cells = [f"{1e3 * time:.0f}" for time in times]
-        for name in names:
-            cells += [f"{1e3 * of[name]['seconds']:.0f}", f"{by[name]:.2f}"]
-        cells += [f"{1e3 * of[name]['cpu_s']:.0f}" for name in (OURS, FLOOR)]
-        table.add_row(codec, *cells)
-    console = Console()
-    console.print()
-    table.title_justify = "left"
-    console.print(table)
+        of, ours = row["medians"], row["medians"][OURS]
+        to_vote = ours["prepare_s"] + ours["sum_s"]
+        phases = f"{1e3 * to_vote:.0f} to the last vote, {1e3 * ours['decide_s']:.0f} to apply"
+        print(f"\n{members} replicas, {codec}: {1e3 * ours['seconds']:.0f} ms ({phases})")
+        cpu = ", {:.0f} ms of processor time".format
+        for name, by in row["ours_by"].items():
+            spent = cpu(1e3 * of[name]["cpu_s"]) if "cpu_s" in of[name] else ""
+            print(f"  {by:5.2f} x {name} ({1e3 * of[name]['seconds']:.0f} ms{spent})")
+        print(f"  {ours['cpu_s'] / of[FLOOR]['cpu_s']:5.2f} x the floor's processor time")
 
 
 def parse() -> argparse.Namespace:
