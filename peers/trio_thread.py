@@ -56,8 +56,11 @@ class TrioThread:
         except asyncio.CancelledError:
             if thread._ready.done():
                 await thread.stop()
+            else:
+                thread._thread.join()  # it has nothing more to do
             raise
         if not thread._ready.done():
+            thread._thread.join()
             raise Stopped(thread._why)
         return thread
 

@@ -285,7 +285,9 @@ def test_trio_that_does_not_start_is_said(monkeypatch, caplog):
         async with asyncio.timeout(AMPLE_S):
             with pytest.raises(Stopped, match="Too many open files"):
                 await TrioThread.start("beside")
+        assert threading.active_count() == before
 
+    before = threading.active_count()
     monkeypatch.setattr(trio, "run", too_many)
     asyncio.run(main())
     assert "Too many open files" in caplog.text
