@@ -23,6 +23,7 @@ from peers.transport import Frame
 from swarm.errors import CallLost
 from tests.contract.libp2p_nodes import (
     ACK,
+    AMPLE_S,
     DATA,
     PING,
     SYN,
@@ -395,24 +396,27 @@ async def test_nonsense_on_any_protocol_ends_its_stream_alone(message):
         assert a.host._live(b.host.peer) is connection
 
 
+AT_ONCE, IN_TIME = 10 * AMPLE_S, 1
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "limit_s"),
     [
-        b"\x88\x27" + bytes(5000),  # one of 5000 bytes
-        b"\xff" * 64,  # a length that does not end
-        b"\x00",
-        b"\x13/multistream/1.0.0\n\x04\xff\xfe\xfd\n",
-        b"\x13/multistream/1.0.0\n" + b"\x07/other\n" * 500,
+        (b"\x88\x27x", AT_ONCE),  # the first byte of a word of 5000
+        (b"\xff" * 64, AT_ONCE),  # a length that does not end
+        (b"\x13/multistream/1.0.0\n\x04\xff\xfe\xfd\n", AT_ONCE),
+        (b"\x13/multistream/1.0.0\n" + b"\x07/other\n" * 500, IN_TIME),
+        (b"\x13/multi", IN_TIME),
     ],
 )
-async def test_negotiations_that_are_none_end_their_stream_alone(words, monkeypatch):
-    monkeypatch.setattr(libp2p_parts, "UPGRADE_S", 1)
+async def test_negotiations_that_are_none_end_their_stream_alone(words, limit_s, monkeypatch):
     async with nodes() as (a, b):
+        monkeypatch.setattr(libp2p_parts, "UPGRADE_S", limit_s)
         connection = a.host._live(b.host.peer)
         muxed = await connection._muxer.open_stream()
         with contextlib.suppress(libp2p_parts.BaseLibp2pError):
             await muxed.write(words)
-        await until(lambda: b.streams() == 0)
+        await until(lambda: muxed.recv_closed)
         await muxed.reset()
         assert await a.call(b) == b""
         assert a.host._live(b.host.peer) is connection
