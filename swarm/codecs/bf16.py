@@ -6,6 +6,8 @@ of the largest float32 become infinite.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from swarm.codecs.base import byte_view, flat_values, received_bytes
@@ -27,7 +29,7 @@ class Bf16:
         rounded = values.to(torch.bfloat16)
         # torch's bits for a NaN depend on the instruction set; ours must not. The sum is finite
         # only if no value is NaN, and costs less than a look at each.
-        if not values.sum().isfinite():
+        if not math.isfinite(values.sum().item()):
             rounded.view(torch.int16).masked_fill_(values.isnan(), _NAN_BITS)
         return byte_view(rounded)
 

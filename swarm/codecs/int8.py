@@ -25,6 +25,7 @@ _PIECE_BLOCKS = 1024  # 1 MiB of float32 at a time: stays in the cache, bounds w
 _LEVELS = torch.tensor(127.0)
 _TINY = 2.0**-100
 _LARGEST_SCALE = 2.0**121  # 127 times a larger one could overflow
+_LARGEST_USUAL = 127 * _LARGEST_SCALE
 
 
 class Int8:
@@ -85,13 +86,25 @@ def _quantize(
     """Write the scale of each row of ``piece`` to ``scales`` and its int8 values to ``levels``."""
     # The larger of maximum and -minimum: faster than a copy of magnitudes; NaN goes through.
     absmax = torch.maximum(piece.amax(dim=1), piece.amin(dim=1).neg_())
-    tiny = absmax < _TINY
     # Multiplying by 127 / absmax, not dividing by the scale, keeps the result within +-127.
-    torch.mul(piece, (_LEVELS / absmax).masked_fill_(tiny, 0.0).unsqueeze(1), out=scratch)
-    scratch.round_()
-    torch.div(absmax, _LEVELS, out=scales).clamp_(max=_LARGEST_SCALE).masked_fill_(tiny, 0.0)
-    broken = ~absmax.isfinite()
-    if broken.any():
+    factors = _LEVELS / absmax
+    torch.div(absmax, _LEVELS, out=scales)
+    low, high = (bound.item() for bound in absmax.aminmax())
+    usual = low >= _TINY and high <= _LARGEST_USUAL  # neither holds for a NaN
+    broken = None if usual else _mend(absmax, factors, scales)
+    torch.mul(piece, factors.unsqueeze(1), out=scratch).round_()
+    if broken is not None and broken.any():
         scratch[broken] = 0.0  # the cast of a NaN to int8 is not defined
-        scales.masked_fill_(broken, float("nan"))
     levels.copy_(scratch)
+
+
+def _mend(absmax: torch.Tensor, factors: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Set right the rows that are tiny, huge or not finite; returns which are not finite.
+
+    Apart from the others because it is seldom needed, and small tensors take the time that the
+    number of operations takes.
+    """
+    tiny, broken = absmax < _TINY, ~absmax.isfinite()
+    factors.masked_fill_(tiny, 0.0)
+    scales.clamp_(max=_LARGEST_SCALE).masked_fill_(tiny, 0.0).masked_fill_(broken, float("nan"))
+    return broken
