@@ -21,9 +21,6 @@ What is mended here, in subclasses of yamux's two classes:
 - A peer that falls silent (a cable cut, a frozen process) was never noticed. A ping without an
   answer ends the connection, and so does a write that the system takes no byte of.
 - A frame that came in more than 101 pieces was taken for the end of the connection.
-
-And made cheaper: of the processor time that a byte takes, two fifths went into copies, steps and
-log lines on its way through noise and yamux. See ``_Secured``.
 """
 
 from __future__ import annotations
@@ -57,7 +54,6 @@ from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multisele
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as Noise
-from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.utils import encode_delim
 from libp2p.utils.varint import read_varint_prefixed_bytes_limited
@@ -76,12 +72,9 @@ SILENCE_LIMIT_S = 30.0
 STALL_LIMIT_S = 30.0
 MAX_WINDOW_BYTES = 2 << 20
 """What a peer may send on one stream before we have read it: the bound of a stalled reader."""
-MAX_MESSAGE_BYTES = 65519
-"""What one noise message can hold."""
-MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - yamux.HEADER_SIZE
+MAX_FRAME_BYTES = 65519 - yamux.HEADER_SIZE
 """Of payload: with yamux's header just one noise message."""
 QUEUED_FRAMES = 4
-"""Longer ones that wait in line; also the noise messages that go with one system call."""
 QUEUED_ANSWERS = 4096
 """Frames of at most ``SMALL_BYTES`` wait in line, but not for those that wait to stand in it."""
 SMALL_BYTES = 1024
@@ -159,92 +152,6 @@ class _Wire(ReadWriteCloser):
 
     def get_remote_address(self) -> tuple[str, int] | None:
         return None
-
-
-class _Secured(SecureSession):
-    """A session of noise as yamux reads and writes it.
-
-    The data of open streams, which is nearly all that comes, never gets to yamux: it goes straight
-    to where the streams are read. yamux would copy it four times more, and take locks, set a timer
-    and word six log lines for each frame.
-    """
-
-    def __init__(self, session: SecureSession, wire: _Wire, muxer: yamux.Yamux) -> None:
-        super().__init__(
-            local_peer=session.local_peer,
-            local_private_key=session.local_private_key,
-            remote_peer=session.remote_peer,
-            remote_permanent_pubkey=session.remote_permanent_pubkey,
-            is_initiator=session.is_initiator,
-            conn=session.conn,
-        )
-        self._noise: Any = session.conn
-        self._wire = wire
-        self._muxer = muxer
-        self._message = memoryview(session._drain(None))
-        self._body = 0
-        """Bytes of a frame whose header yamux has got, and which it will read."""
-
-    async def read(self, n: int | None = None) -> bytes:
-        """The next header for yamux, or ``n`` bytes of what follows it; None: what comes next."""
-        if n is None:
-            return bytes(await self._some(MAX_MESSAGE_BYTES))
-        if not self._body:
-            return await self._next_header()
-        self._body -= n
-        return await self._exactly(n)
-
-    async def write(self, *messages: bytes) -> None:
-        """Each in noise messages of its own, which go together."""
-        sealed: list[bytes] = []
-        for message in messages:
-            for start in range(0, len(message), MAX_MESSAGE_BYTES):
-                part = self._noise.encrypt(message[start : start + MAX_MESSAGE_BYTES])
-                sealed += (len(part).to_bytes(2, "big"), part)
-        await self._wire.write(b"".join(sealed))
-
-    async def _next_header(self) -> bytes:
-        while True:
-            header = await self._exactly(yamux.HEADER_SIZE)
-            _, kind, flags, stream_id, length = struct.unpack(yamux.YAMUX_HEADER_FORMAT, header)
-            stream = self._muxer.streams.get(stream_id)
-            is_data = kind == yamux.TYPE_DATA
-            if flags or not (is_data and length and stream) or stream.closed or stream.recv_closed:
-                self._body = length if is_data else 0
-                return header
-            await self._take(stream, length)
-
-    async def _take(self, stream: yamux.YamuxStream, length: int) -> None:
-        """Put the data of a frame where its stream is read."""
-        stream.recv_window -= length
-        if self._muxer.event_shutting_down.is_set():
-            raise ConnectionClosedError("the peer sent more than it may", transport="tcp")
-        if length <= SMALL_BYTES:  # many of them come at once, and others have to run
-            await trio.lowlevel.checkpoint()
-        while length:
-            part = await self._some(length)
-            length -= len(part)
-            buffer = self._muxer.stream_buffers.get(stream.stream_id)
-            if buffer is not None:  # else it was reset meanwhile
-                buffer += part
-                self._muxer.stream_events[stream.stream_id].set()
-
-    async def _exactly(self, n: int) -> bytes:
-        parts: list[memoryview] = []
-        while n:
-            parts.append(await self._some(n))
-            n -= len(parts[-1])
-        return b"".join(parts)
-
-    async def _some(self, limit: int) -> memoryview:
-        """From one to ``limit`` bytes."""
-        if not self._message:
-            length = int.from_bytes(await self._wire.read(2), "big")
-            self._message = memoryview(self._noise.decrypt(await self._wire.read(length)))
-            if not self._message:
-                raise ConnectionClosedError("an empty message", transport="tcp")
-        part, self._message = self._message[:limit], self._message[limit:]
-        return part
 
 
 class _Words(IMultiselectCommunicator):
@@ -382,7 +289,6 @@ class _Muxer(yamux.Yamux):
 
     def __init__(self, secured: Any, peer: ID, wire: _Wire) -> None:
         super().__init__(secured, peer, is_initiator=secured.is_initiator)
-        self.secured_conn = self._secured = _Secured(secured, wire, self)
         self.wire = wire
         self._frames: deque[bytes] = deque()
         self._has_frames = trio.Event()
@@ -444,11 +350,8 @@ class _Muxer(yamux.Yamux):
                 if not self._frames:
                     self._has_frames = trio.Event()
                     await self._has_frames.wait()
-                batch = [self._next_frames()]
-                while self._frames and len(batch) < QUEUED_FRAMES:
-                    batch.append(self._next_frames())
                 with trio.fail_after(STALL_LIMIT_S):
-                    await self._secured.write(*batch)
+                    await self.secured_conn.write(self._next_frames())
         except (BaseLibp2pError, OSError, trio.TooSlowError):
             await self._cleanup_on_error()
 
