@@ -238,6 +238,12 @@ def node(
             help="GiB for a stage: none that takes more is served. Default: what is free.",
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="What to compute on: cpu, cuda, cuda:N, or auto: a GPU where there is one.",
+        ),
+    ] = "auto",
     run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
     threads: Annotated[int, typer.Option(min=1, help="Threads for computing.")] = 1,
     listen: Listen = None,
@@ -257,6 +263,7 @@ def node(
         allow=allow_model or [],
         stay=stay,
         memory_gib=memory,
+        device=device,
     )
 
 

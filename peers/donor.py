@@ -16,6 +16,7 @@ from peers.shelf import Shelf
 from peers.sources import PIECE, RUN, Copy, digests
 from peers.tensors import RAW, pack
 from swarm.core.totals import Totals
+from swarm.model.device import snapshot
 from swarm.types import Mark, PeerId
 
 log = logging.getLogger("swarm.node")
@@ -93,7 +94,8 @@ class Donor:
         stage = self._host.stage
         if stage.mark is None or mark not in (None, stage.mark):
             return None
-        return stage.mark, [vector[place].clone() for vector in stage.model.state().values()]
+        vectors = stage.model.state().values()
+        return stage.mark, [snapshot(stage.device, vector[place]) for vector in vectors]
 
     def _full(self, sender: PeerId) -> msg.Busy | None:
         """Whether ``sender`` has to wait for others; trainers, who keep checkpoints, have not."""
@@ -195,6 +197,6 @@ class Donor:
         if stage.mark != mark:
             return None
         self.kept = None  # never two of them in memory
-        vectors = {name: vector.clone() for name, vector in stage.model.state().items()}
+        vectors = {n: snapshot(stage.device, vector) for n, vector in stage.model.state().items()}
         self.kept = Copy(mark, stage.applied, stage.totals, vectors)
         return self.kept

@@ -29,6 +29,7 @@ from swarm import __version__
 from swarm.core.rebalancing import Need
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
+from swarm.model.device import CPU, Device
 from swarm.model.spec import ModelSpec
 from swarm.types import FRESH, PeerId, Replica
 
@@ -54,6 +55,7 @@ class Node:
     copy for checkpoints on this machine's disk. ``choice``: by what to find out whether another
     stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
     ``sequence``: of its last announcement; whoever serves the next stage goes on from there.
+    ``device``: what it computes on.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Node:
     ) -> None:
         self.manifest, self.stage = manifest, stage
         self.choice: Choice | None = None
+        self.device: Device = CPU
         self.moves_to: int | None = None
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
@@ -89,7 +92,7 @@ class Node:
         Raises:
             TooSlow: this machine cannot keep up with the run.
         """
-        build = partial(StageOwner, self.manifest, self._spec, self.stage)
+        build = partial(StageOwner, self.manifest, self._spec, self.stage, device=self.device)
         owner = await self._executor.lane("build", build)
         async with anyio.create_task_group() as tasks:
             server = self.server = self._serve(owner, tasks)

@@ -22,6 +22,7 @@ from swarm.core.backoff import Backoff
 from swarm.core.hop import Hop, Outcome, Tell
 from swarm.core.intake import Intake, Job, Kind
 from swarm.manifest import Manifest
+from swarm.model.device import Copy
 from swarm.types import Replica, Stamp
 
 log = logging.getLogger("swarm.node")
@@ -33,20 +34,23 @@ RECEIPT_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class _Load:
-    """What came with a job."""
+    """What came with a job: ``tensors`` on the host, ``given`` those that the stage works on."""
 
     message: msg.Forward | msg.Backward
     tensors: list[Tensor]
+    given: list[Copy]
     arrived: float
 
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass that has been computed. ``origin``: the forward that a backward belongs to."""
+    """A pass that has been computed. ``origin``: the forward that a backward belongs to;
+    ``output``: what is sent on, on its way to the host."""
 
     job: Job
     load: _Load
     passed: Passed
+    output: Copy | None
     alive: bool
     origin: msg.Forward | None
     started: float
@@ -85,7 +89,7 @@ class Passes:
         manifest, stage = host.manifest, host.stage
         self._host, self._manifest, self._stage, self._me = host, manifest, stage, host.me
         self._caller, self._executor, self._tasks = host.caller, host.executor, host.tasks
-        self._rng = host.rng
+        self._rng, self._device = host.rng, stage.device
         self._wake = wake
         limits = manifest.limits
         self._last = manifest.stages.count - 1
@@ -114,7 +118,7 @@ class Passes:
         now = anyio.current_time()
         job = Job(kind, message.attempt, now + message.ttl_s)
         # Decoding checks shapes; a bad payload must not become an accepted attempt.
-        tensors = await self._decode(kind, message, payload)
+        tensors, given = await self._decode(kind, message, payload)
         reply = self.intake.offer(job, message.tries, now)
         self._free()
         if reply.outcome is not Outcome.ACCEPTED:
@@ -122,7 +126,7 @@ class Passes:
             return (msg.Busy if busy else msg.Refused)(reason=reply.reason)
         key = (kind, message.stamp)
         if self.intake.decoded(*key) and key not in self._loads:
-            self._loads[key] = _Load(message, tensors, now)
+            self._loads[key] = _Load(message, tensors, given, now)
             if isinstance(message, msg.Forward):
                 self._origins[message.stamp] = message
             self._wake()
@@ -137,10 +141,18 @@ class Passes:
 
     async def _decode(
         self, kind: Kind, message: msg.Forward | msg.Backward, payload: list[memoryview]
-    ) -> list[Tensor]:
+    ) -> tuple[list[Tensor], list[Copy]]:
+        """The tensors; those that are computed with are on their way to the device."""
         expected = self._expected[kind]
-        unpacked = partial(unpack, message.tensors, payload, expected)
-        if all(want.codec == RAW or get_codec(want.codec).lossless for want in expected):
+        # Targets only pass through, but for the last stage.
+        wanted = len(expected) if self._stage.stage == self._last else 1
+
+        def unpacked() -> tuple[list[Tensor], list[Copy]]:
+            tensors = unpack(message.tensors, payload, expected)
+            return tensors, [self._device.to_device(tensor) for tensor in tensors[:wanted]]
+
+        quick = all(want.codec == RAW or get_codec(want.codec).lossless for want in expected)
+        if quick and not self._device.copies:
             return unpacked()
         return await self._executor.side(unpacked)
 
@@ -160,8 +172,11 @@ class Passes:
         load = self._loads.pop((job.kind, job.attempt.stamp))
         started = anyio.current_time()
         self.under_way += 1
+        output: Copy | None = None
         try:
-            passed = await self._executor.lane(self._work(job), partial(self._compute, job, load))
+            passed, output = await self._executor.lane(
+                self._work(job), partial(self._compute, job, load)
+            )
         except Exception as error:
             # Whatever a model makes of its input, a target out of range say, ends that pass alone.
             what = (str(error).splitlines() or [type(error).__name__])[0]
@@ -180,7 +195,7 @@ class Passes:
         if passed.verdict == "failed":
             self.under_way -= 1
         else:
-            done = _Pass(job, load, passed, alive, origin, started, ended)
+            done = _Pass(job, load, passed, output, alive, origin, started, ended)
             self._tasks.start_soon(self._send_on, done)
 
     def _count(self, job: Job, passed: Passed, *, queue_s: float, took_s: float) -> None:
@@ -200,14 +215,18 @@ class Passes:
             return "evaluate" if job.attempt.evaluation else "forward_backward"
         return str(job.kind)
 
-    def _compute(self, job: Job, load: _Load) -> Passed:
+    def _compute(self, job: Job, load: _Load) -> tuple[Passed, Copy | None]:
+        """The pass, and its output as it leaves the device: nobody waits for that here."""
         attempt = job.attempt
+        given = [copy.wait() for copy in load.given]
         if job.kind is Kind.BACKWARD:
-            return self._stage.backward(attempt, load.tensors[0])
-        if self._stage.stage == self._last:
-            return self._stage.forward_backward(attempt, load.tensors[0], load.tensors[1])
-        keep = self.intake.leaves_context(attempt)
-        return self._stage.forward(attempt, load.tensors[0], keep=keep)
+            passed = self._stage.backward(attempt, given[0])
+        elif self._stage.stage == self._last:
+            passed = self._stage.forward_backward(attempt, given[0], given[1])
+        else:
+            keep = self.intake.leaves_context(attempt)
+            passed = self._stage.forward(attempt, given[0], keep=keep)
+        return passed, None if passed.output is None else self._device.to_host(passed.output)
 
     # -- out --------------------------------------------------------------------------------
 
@@ -252,7 +271,7 @@ class Passes:
     def _hop(self, done: _Pass) -> Hop | None:
         """Where the output goes, if anywhere."""
         job, message = done.job, done.load.message
-        if done.passed.output is None or not done.alive:
+        if done.output is None or not done.alive:
             return None
         if self._goes_forward(job):
             candidates = message.route[0] if isinstance(message, msg.Forward) else []
@@ -284,15 +303,19 @@ class Passes:
             await self._tell_failed(done.job, end.reason, hop.unreachable[:16])
 
     async def _encode(self, done: _Pass) -> tuple[list[msg.TensorMeta], list[memoryview]]:
-        assert done.passed.output is not None
+        output = done.output
+        assert output is not None
         wire, forward = self._manifest.wire, self._goes_forward(done.job)
         codec: str = wire.activations if forward else wire.gradients
-        tensors = [(done.passed.output, codec)]
-        if forward:  # targets travel with the activation
-            tensors += [(tensor, RAW) for tensor in done.load.tensors[1:]]
-        if get_codec(codec).lossless:
-            return pack(tensors)
-        return await self._executor.side(partial(pack, tensors))
+        # Targets travel with the activation.
+        others = [(tensor, RAW) for tensor in done.load.tensors[1:]] if forward else []
+
+        def packed() -> tuple[list[msg.TensorMeta], list[memoryview]]:
+            return pack([(output.wait(), codec), *others])
+
+        if get_codec(codec).lossless and not self._device.copies:
+            return packed()
+        return await self._executor.side(packed)
 
     def _onward(
         self, done: _Pass, replica: Replica, tries: int, metas: list[msg.TensorMeta]

@@ -66,5 +66,5 @@ def digest(piece: list[Tensor]) -> bytes:
     """SHA-256 of one piece: all its vectors, one after the other."""
     sha = hashlib.sha256()
     for part in piece:
-        sha.update(memoryview(part.numpy()).cast("B"))  # type: ignore[arg-type]
+        sha.update(memoryview(part.cpu().numpy()).cast("B"))  # type: ignore[arg-type]
     return sha.digest()

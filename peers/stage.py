@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-import torch
 from torch import Tensor
 
+from peers.mirror import Mirror
 from peers.residual import Residual
 from swarm.core import flight
 from swarm.core.ledger import Ledger, Verdict
 from swarm.core.step import Decision
 from swarm.core.totals import Totals, fold
 from swarm.manifest import Manifest
+from swarm.model.device import CPU, Device
 from swarm.model.look import Look, look_at, together
+from swarm.model.probe import look_for
 from swarm.model.spec import ModelSpec
 from swarm.model.stage import Graph, StageModel
 from swarm.types import FRESH, Attempt, Mark, Stamp
@@ -63,10 +65,10 @@ class StageOwner:
     """
 
     def __init__(
-        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: str = "cpu"
+        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: Device = CPU
     ) -> None:
         self.model = StageModel(manifest, spec, stage, device=device)
-        self.spec = spec
+        self.device, self.spec = device, spec
         self.stage = stage
         self.ledger = Ledger(stage, FRESH)
         self.mark: Mark | None = None
@@ -78,6 +80,7 @@ class StageOwner:
         self.round: Stamp | None = None
         self.sealed: Sealed | None = None
         self.residual = Residual()
+        self._mirror = Mirror(self.model)
         self._manifest = manifest
         exact = manifest.reproducible
         self._scale = float(exact.scale) if exact.enabled else None
@@ -90,13 +93,15 @@ class StageOwner:
 
     # -- passes -----------------------------------------------------------------------------
 
+    # What a pass wants to know of its numbers is asked for once, at its end: on a GPU each answer
+    # is waited for until all that was computed is done.
+
     def forward(self, attempt: Attempt, inputs: Tensor, *, keep: bool) -> Passed:
         """The stage's output. ``keep``: the graph (or the input) waits for the backward."""
-        if not _finite(inputs):
-            return Passed(None, flight.NOT_FINITE, blame_sender=True)
         output, graph = self.model.forward(inputs)
-        if not _finite(output):
-            return Passed(None, flight.NOT_FINITE)
+        refused = self._refused(look_for(self.device, {"given": inputs, "output": output}))
+        if refused is not None:
+            return refused
         if keep and len(self._graphs) < self._manifest.limits.graphs:
             self._graphs[attempt.stamp] = graph
         elif keep:
@@ -105,51 +110,58 @@ class StageOwner:
 
     def forward_backward(self, attempt: Attempt, inputs: Tensor, targets: Tensor) -> Passed:
         """The last stage: the loss, and at once the backward pass unless it is an evaluation."""
-        if not _finite(inputs):
-            return Passed(None, flight.NOT_FINITE, blame_sender=True)
-        loss, graph = self.model.forward_loss(inputs, targets)
-        if not isfinite(loss):
-            return Passed(None, flight.NOT_FINITE)
+        graph = self.model.forward_to_loss(inputs, targets)
+        loss = graph.output.detach()
         if attempt.evaluation:
-            return Passed(None, str(Verdict.NOT_ASKED), loss)
+            found = look_for(self.device, {"given": inputs, "loss": loss})
+            return self._refused(found) or Passed(None, str(Verdict.NOT_ASKED), found["loss"])
         gradient = self.model.backward(graph, None)
-        passed = self._counted(gradient, attempt, loss)
-        if passed.verdict == flight.COUNTED:
-            self.losses[attempt.m] = loss
+        passed = self._counted(gradient, attempt, {"given": inputs, "loss": loss})
+        if passed.verdict == flight.COUNTED and passed.loss is not None:
+            self.losses[attempt.m] = passed.loss
         return passed
 
     def backward(self, attempt: Attempt, gradient: Tensor) -> Passed:
         """The gradient of the stage's input, after counting this microbatch's own."""
         graph = self._graphs.pop(attempt.stamp, None)
         inputs = self._inputs.pop(attempt.stamp, None)
-        if not _finite(gradient):
-            return Passed(None, flight.NOT_FINITE, blame_sender=True)
         if graph is None:
             if inputs is None:
                 return Passed(None, "no context")
             _, graph = self.model.forward(inputs)
         output = self.model.backward(graph, gradient)
-        return self._counted(output, attempt, None)
+        return self._counted(output, attempt, {"given": gradient})
 
     def forget(self, stamp: Stamp) -> None:
         """The context of ``stamp`` has ended."""
         self._graphs.pop(stamp, None)
         self._inputs.pop(stamp, None)
 
-    def _counted(self, output: Tensor | None, attempt: Attempt, loss: float | None) -> Passed:
-        if output is not None and not _finite(output):
+    def _counted(
+        self, output: Tensor | None, attempt: Attempt, others: dict[str, Tensor]
+    ) -> Passed:
+        """Count what the model's last ``backward`` has found, if all is finite."""
+        verdict = self.ledger.verdict(attempt)
+        probe = self.model.gradient_probe() if verdict is Verdict.COUNT else None
+        found = look_for(self.device, {**others, "output": output, "gradient": probe})
+        refused = self._refused(found)
+        if refused is not None:
+            return refused
+        if verdict is Verdict.COUNT:
+            if probe is not None and not self.model.gradient_fits(found["gradient"]):
+                return Passed(None, flight.NOT_FINITE)
+            return Passed(output, self._count(attempt), found.get("loss"))
+        return Passed(output, str(verdict), found.get("loss"))
+
+    def _refused(self, found: dict[str, float]) -> Passed | None:
+        """If something other than the gradient itself is not finite."""
+        if not isfinite(found["given"]):
+            return Passed(None, flight.NOT_FINITE, blame_sender=True)
+        if not (isfinite(found.get("output", 0.0)) and isfinite(found.get("loss", 0.0))):
             return Passed(None, flight.NOT_FINITE)
-        verdict = self._count(attempt)
-        if verdict == flight.NOT_FINITE:
-            return Passed(None, verdict)
-        return Passed(output, verdict, loss)
+        return None
 
     def _count(self, attempt: Attempt) -> str:
-        verdict = self.ledger.verdict(attempt)
-        if verdict is not Verdict.COUNT:
-            return str(verdict)
-        if not self.model.gradient_finite():
-            return flight.NOT_FINITE
         self.end_round()
         try:
             self._add()
@@ -211,6 +223,7 @@ class StageOwner:
         self.end_round()
         if self.ledger.held != expected:
             return False
+        self._mirror.take()
         self.round = stamp
         return True
 
@@ -218,22 +231,22 @@ class StageOwner:
         """Something new is counted, or a newer round begins: the old one is dead here."""
         self.round, self.sealed = None, None
         self.residual.end()
-        if self._total is not None and self._total is not self.model.accumulators:
+        if self._total is not None and self._total is not self._mirror.vector:
             self._spare = self._total
         self._total = None
 
     def gradient(self, piece: slice) -> Tensor:
-        """A piece of the accumulators themselves. They stay untouched while the round lives."""
-        return self.model.accumulators[piece]
+        """A piece of the accumulators, on the host. They stay untouched while the round lives."""
+        return self._mirror.vector[piece]
 
     def total(self, *, alone: bool) -> Tensor:
         """Where the round's sum is put together; ``alone``: the accumulators are the sum."""
         if self._total is None:
             if alone:
-                self._total = self.model.accumulators
+                self._total = self._mirror.vector
             else:
                 spare, self._spare = self._spare, None
-                self._total = torch.empty_like(self.model.accumulators) if spare is None else spare
+                self._total = self._mirror.room() if spare is None else spare
         return self._total
 
     def look(self, sums: Tensor) -> Look:
@@ -282,8 +295,8 @@ class StageOwner:
         self.decided = decision
         if decision.update.skip:
             self._spare = old if old is not None else self._spare
-        elif total is self.model.accumulators:
-            self._decided_sum = self.model.swap_accumulators(old)
+        elif total is self._mirror.vector:
+            self._decided_sum = self._mirror.give(old)
         else:
             self._decided_sum, self._spare = total, old
 
@@ -317,10 +330,3 @@ class StageOwner:
         fresh = StageModel(self._manifest, self.spec, self.stage).state()
         for name, vector in self.model.state().items():
             vector.copy_(fresh[name])
-
-
-def _finite(tensor: Tensor) -> bool:
-    """Whether all values are finite. One pass in the good case: a sum is finite if all are."""
-    if not tensor.is_floating_point():
-        return True
-    return isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

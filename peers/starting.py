@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from peers.device import check_device
 from peers.entering import LOOPBACK, Entry
 from peers.running import CANNOT_START, Leave, run_command, set_up_logging
 from peers.transport import TransportKind
@@ -91,11 +92,14 @@ def run_node_command(
     allow: Sequence[str],
     stay: bool,
     memory_gib: float | None,
+    device: str,
 ) -> None:
+    with user_errors():
+        check_device(device)
     set_up_logging()
     say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
     memory_bytes = int((memory_gib or 0) * (1 << 30))
-    options = NodeOptions(entry, stage, run, threads, frozenset(allow), stay, memory_bytes)
+    options = NodeOptions(entry, stage, run, threads, frozenset(allow), stay, memory_bytes, device)
     leave = Leave()
     reason = run_command(partial(serve, options, leave, say), leave)
     say(f"finished: {reason}")

@@ -22,7 +22,7 @@ class NodeOptions:
     """What ``swarm node`` was asked for.
 
     ``stage`` None: the one that lacks a peer most. ``stay``: never move to another.
-    ``memory_bytes`` 0: what is free on this machine.
+    ``memory_bytes`` 0: what is free where it computes, on this machine or its GPU.
     """
 
     entry: Entry
@@ -32,6 +32,7 @@ class NodeOptions:
     allow: frozenset[str] = frozenset()
     stay: bool = False
     memory_bytes: int = 0
+    device: str = "auto"
 
 
 async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] = log.info) -> str:
@@ -43,7 +44,8 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
     say(f"entering the swarm at {', '.join(options.entry.join)}")
     async with entered(options.entry, Limits()) as swarm:
         # Imported here: torch takes seconds, and wrong addresses should not wait for it.
-        from peers.balance import choose_stage, free_memory
+        from peers.balance import GIB, choose_stage, free_memory
+        from peers.device import choose_device
         from peers.executor import ThreadExecutor
         from peers.node import Choice, Node
         from peers.shelf import Shelf
@@ -58,7 +60,10 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         if options.stage is not None and not 0 <= options.stage < stages:
             raise ConfigError("--stage", options.stage, f"0 to {stages - 1} in this run")
         rng = random.Random()
-        choice = Choice(stage_needs(manifest, spec), options.memory_bytes or free_memory())
+        device = choose_device(options.device, reproducible=manifest.reproducible.enabled)
+        free_bytes = device.memory_bytes or free_memory()
+        say(f"computes on {device.words}, {free_bytes / GIB:.1f} GiB of memory free")
+        choice = Choice(stage_needs(manifest, spec), options.memory_bytes or free_bytes)
         stage = options.stage
         if stage is None:
             stage, counts = await choose_stage(
@@ -87,7 +92,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
                 say=say,
                 shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
             )
-            node.choice = None if options.stay else choice
+            node.choice, node.device = None if options.stay else choice, device
             node.sequence = sequence
             leave.hear = node.leave
             # Two stages at a time might not fit, and a node that is over holds itself in circles.

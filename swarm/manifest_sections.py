@@ -65,6 +65,8 @@ class Model(Section):
     """At least 256: tokens are bytes."""
     mlp_ratio: int = whole(4, 1, 64)
     tied: bool = flag(False)
+    autocast: Literal["none", "bf16"] = one_of("none", "none", "bf16")
+    """What products of matrices are computed in; weights, sums and the optimizer stay float32."""
     args: dict[str, Scalar | list[Scalar]] = Field(
         default_factory=dict,
         max_length=64,

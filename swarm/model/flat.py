@@ -17,7 +17,9 @@ depend on the alignment of its operands."""
 class FlatParameters:
     """Where each parameter lies in a flat vector; the gaps between them stay zero."""
 
-    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], device: str) -> None:
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], device: torch.device
+    ) -> None:
         """Move ``parameters``, by name, into ``vector``, keeping their values.
 
         Raises:

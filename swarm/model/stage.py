@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from swarm.core.update import Update
 from swarm.errors import BadMessage, ConfigError
 from swarm.manifest import Manifest
+from swarm.model.device import CPU, Device
 from swarm.model.flat import FlatParameters
 from swarm.model.norm import exact_squared_norm, squared_norm
 from swarm.model.optimizer import PIECE, make_optimizer, pieces
+from swarm.model.probe import all_finite, size_probe, sum_probe
 from swarm.model.registry import build_layer, stage_layers
 from swarm.model.spec import ModelSpec, TensorSpec
 
@@ -42,7 +45,7 @@ class StageModel:
     """
 
     def __init__(
-        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: str = "cpu"
+        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: Device = CPU
     ) -> None:
         """Build stage ``stage`` with initial weights that follow from the manifest alone.
 
@@ -59,12 +62,16 @@ class StageModel:
         self.input_spec: TensorSpec = spec.input if first == 0 else spec.layers[first - 1].output
         self.output_spec: TensorSpec = spec.layers[last].output
         self._spec = spec
-        self._device = device
+        self.device = device
+        place = device.torch_device
+        self._place = place
+        self._bf16 = manifest.model.autocast == "bf16"
+        self._precision = _autocast(place) if self._bf16 else contextlib.nullcontext()
         batch = manifest.batch
         self._loss_terms = batch.microbatches * batch.microbatch * spec.loss_terms
-        self._modules = _build(manifest, spec, self.layers, device)
+        self._modules = _build(manifest, spec, self.layers, place)
         named = list(_named_parameters(self._modules))
-        self._flat = FlatParameters([(n, p) for n, p in named if p.requires_grad], device)
+        self._flat = FlatParameters([(n, p) for n, p in named if p.requires_grad], place)
         self.length = self._flat.length
         self.weights = self._flat.vector
         self._optimizer = make_optimizer(manifest.optimizer, self.weights)
@@ -73,7 +80,7 @@ class StageModel:
         self._scale = float(manifest.reproducible.scale) if manifest.reproducible.enabled else None
         self._bound = 2.0**62 / (batch.microbatches * manifest.reproducible.scale)
         dtype = torch.float32 if self._scale is None else torch.int64
-        self.accumulators = torch.zeros(self.length, dtype=dtype, device=device)
+        self.accumulators = torch.zeros(self.length, dtype=dtype, device=place)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Graph]:
         """Output, detached and contiguous, of ``inputs`` (microbatch, *input_spec.shape).
@@ -89,11 +96,15 @@ class StageModel:
         It is the sum over this microbatch's loss terms, divided by the loss terms of the whole
         step, so the parts of all microbatches add up to the mean over the batch.
         """
+        graph = self.forward_to_loss(inputs, targets)
+        return self.device.read([graph.output])[0], graph
+
+    def forward_to_loss(self, inputs: Tensor, targets: Tensor) -> Graph:
+        """``forward_loss`` that does not wait for its value: it is the graph's output."""
         graph = self._run(inputs)
         with torch.enable_grad():
-            total = self._spec.loss(graph.output, targets.to(self._device))
-            loss = total / self._loss_terms
-        return float(loss.detach()), Graph(graph.inputs, loss)
+            total = self._spec.loss(graph.output, targets.to(self._place))
+            return Graph(graph.inputs, total / self._loss_terms)
 
     def backward(self, graph: Graph, grad_output: Tensor | None) -> Tensor | None:
         """Compute this microbatch's gradient; return that of the stage input.
@@ -106,7 +117,7 @@ class StageModel:
         wanted: list[Tensor] = [] if self.is_first else [graph.inputs]
         wanted += self._flat.parameters
         if grad_output is not None:
-            grad_output = _aligned(grad_output.detach().to(self._device))
+            grad_output = _aligned(grad_output.detach().to(self._place))
         found: tuple[Tensor | None, ...] = (None,) * len(wanted)
         if wanted and graph.output.requires_grad:
             found = torch.autograd.grad(graph.output, wanted, grad_output, allow_unused=True)
@@ -118,21 +129,24 @@ class StageModel:
         self._gradients = [None if g is None else g.detach().contiguous() for g in found]
         return grad_input
 
-    def gradient_finite(self) -> bool:
-        """Whether the gradient of the last ``backward`` may be counted.
+    def gradient_probe(self) -> Tensor | None:
+        """A number, not read yet, that tells ``gradient_fits``; None: there is no gradient."""
+        found = [gradient for gradient in self._gradients if gradient is not None]
+        return sum_probe(found) if self._scale is None else size_probe(found)
+
+    def gradient_fits(self, probe: float) -> bool:
+        """Whether the gradient of the last ``backward``, whose probe this is, may be counted.
 
         In reproducible mode it must also be small enough for the fixed-point sum.
         """
-        for gradient in self._gradients:
-            if gradient is None or gradient.numel() == 0:
-                continue
-            if self._scale is not None:
-                # A comparison with NaN is false.
-                if not float(gradient.abs().max()) <= self._bound:
-                    return False
-            elif not math.isfinite(float(gradient.sum())) and not bool(gradient.isfinite().all()):
-                return False
-        return True
+        if self._scale is not None:
+            return probe <= self._bound  # with NaN it is false
+        return math.isfinite(probe) or all_finite([g for g in self._gradients if g is not None])
+
+    def gradient_finite(self) -> bool:
+        """Probe and answer in one."""
+        probe = self.gradient_probe()
+        return probe is None or self.gradient_fits(self.device.read([probe])[0])
 
     def accumulate(self) -> None:
         """Add the gradient of the last ``backward`` to the accumulators, once.
@@ -178,7 +192,10 @@ class StageModel:
         return given
 
     def apply(self, total: Tensor, update: Update) -> None:
-        """One optimizer step with the summed accumulators ``total``, which stays as it is."""
+        """One optimizer step with the summed accumulators ``total``, which stays as it is.
+
+        It may be on the device or on the host, there in ``Device.room``.
+        """
         self.apply_to(slice(0, self.length), total, update)
 
     def apply_to(self, place: slice, sums: Tensor, update: Update) -> None:
@@ -234,12 +251,15 @@ class StageModel:
         # Always with gradients: then a forward, its recomputation and an evaluation use the same
         # kernels and give the same bits.
         with torch.enable_grad():
-            leaf = _aligned(inputs.detach().to(self._device))
+            leaf = _aligned(inputs.detach().to(self._place))
             if not self.is_first:
                 leaf.requires_grad_()
             x = leaf
-            for module in self._modules.values():
-                x = module(x)
+            with self._precision:
+                for module in self._modules.values():
+                    x = module(x)
+            if self._bf16:
+                x = x.to(self.output_spec.torch_dtype)
         if tuple(x.shape) != self.output_spec.batch_shape(len(inputs)):
             given = f"an output of shape {tuple(x.shape[1:])} a sample from layer {self.layers[-1]}"
             raise ConfigError("model.kind", given, f"{self.output_spec.shape}, as its spec says")
@@ -248,20 +268,28 @@ class StageModel:
     def _gradient(self, total: Tensor, piece: slice) -> Tensor:
         """The float32 gradient of ``total[piece]``, in scratch space."""
         gradient = self._scratch[: piece.stop - piece.start]
+        sums = total[piece].to(self._place, non_blocking=True)
         if self._scale is None:
-            return gradient.copy_(total[piece])
-        return gradient.copy_(total[piece].double().mul_(1.0 / self._scale))
+            return gradient.copy_(sums)
+        return gradient.copy_(sums.double().mul_(1.0 / self._scale))
 
 
-def _build(manifest: Manifest, spec: ModelSpec, layers: range, device: str) -> dict[int, nn.Module]:
+def _build(
+    manifest: Manifest, spec: ModelSpec, layers: range, place: torch.device
+) -> dict[int, nn.Module]:
     modules: dict[int, nn.Module] = {}
     for index in layers:
-        modules[index] = build_layer(manifest, spec, index).to(device)
+        modules[index] = build_layer(manifest, spec, index).to(place)
         for tie in spec.layers[index].ties:
             owner, _, attribute = tie.name.rpartition(".")
             shared = modules[tie.layer].get_parameter(tie.other)
             setattr(modules[index].get_submodule(owner), attribute, shared)
     return modules
+
+
+def _autocast(place: torch.device) -> contextlib.AbstractContextManager[object]:
+    # Its cache is one for all threads, and of use only where a weight is used twice.
+    return torch.autocast(place.type, torch.bfloat16, cache_enabled=False)
 
 
 def _named_parameters(modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -27,7 +27,7 @@ OPTIONS = {
     "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
-        *("--allow-model", "--stay", "--memory", "--transport"),
+        *("--allow-model", "--stay", "--memory", "--transport", "--device"),
     },
     "status": {"--join", "--run", "--json", "--identity", "--transport"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
