@@ -84,6 +84,7 @@ class FakeCard:
         self._used.add((tensor.data_ptr(), id(stream)))
 
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
+        assert self.where != LOOP, "filling pinned memory takes the event loop's time"
         assert stream is not self._computing, "a copy that computing waits for"
         down = target.data_ptr() in self._pinned
         assert down != (source.data_ptr() in self._pinned), "one end is pinned memory of the host"

@@ -89,6 +89,7 @@ def test_cuts_say_the_count() -> None:
         ("[model]\nd_model = 99999999999", "model.d_model", "99999999999", "1 to 65536"),
         ("model = 3", "model", "3", "a table with kind, d_model"),
         ("[model]\nd_model = 130", "model.d_model", "130", "a multiple of model.heads = 4"),
+        ("[model]\nautocast = 'fp16'", "model.autocast", "'fp16'", "'none' or 'bf16'"),
         ("[model]\nkind = 'os.system'", "model.kind", "'os.system'", "'gpt' or 'module:function'"),
         ("[model.args]\nx = 1", "model.args", "['x']", "nothing, with kind = 'gpt'"),
         ("[model]\nkind = 'a:b'\n[model.args]\nx = [[1]]", "model.args.x", "[[1]]", "scalars"),

@@ -12,9 +12,12 @@ from peers.stage import StageOwner
 from swarm.core import flight
 from swarm.core.step import Decision
 from swarm.core.update import Update
+from swarm.model.device import CPU
+from swarm.model.gpu import Gpu
 from swarm.model.registry import model_spec
 from swarm.types import FRESH, Attempt, Mark, Stamp, Term
 from tests.chaos.harness import DIGITS, digits_manifest
+from tests.fake_card import FakeCard
 
 TERM = Term(1, "aa")
 TO, NEXT = Mark(TERM, 1), Mark(TERM, 2)
@@ -55,11 +58,12 @@ def attempt(m: int, n: int, mask=frozenset({0, 1}), mark: Mark = FRESH) -> Attem
     return Attempt(stamp(n), mark, m, frozenset(mask))
 
 
-@pytest.fixture
-def owner() -> StageOwner:
+@pytest.fixture(params=["cpu", "gpu"])
+def owner(request: pytest.FixtureRequest) -> StageOwner:
     """The last of two stages, at the initial weights."""
     manifest = digits_manifest()
-    made = StageOwner(manifest, model_spec(manifest, {DIGITS}), 1)
+    device = CPU if request.param == "cpu" else Gpu(FakeCard())
+    made = StageOwner(manifest, model_spec(manifest, {DIGITS}), 1, device=device)
     made.begin()
     return made
 
