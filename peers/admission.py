@@ -233,8 +233,8 @@ class Admissions:
             raise BadInput("the run went on meanwhile")
         trainer.roster.admitted(replica, mark)
         trainer.reign.obeyed(replica)
-        if trainer.work is not None:
-            trainer.work.admitted(replica, stage=member.stage)
+        for work in trainer.works:
+            work.admitted(replica, stage=member.stage)
         trainer.on_event(f"{replica.peer[-6:]} serves stage {member.stage} at step {mark.t}")
 
     def _reset(self, replica: Replica, *, begin: bool) -> msg.Reset:

@@ -97,8 +97,9 @@ class Inbox:
             case msg.Receipt():
                 self._receipt(replica, stage, message, now)
             case msg.Failed():
-                trainer.work.failed(message.m, message.stamp, message.reason, now)
-                trainer.work.unreachable(message.skipped)
+                work = trainer.work_of(message.stamp) or trainer.work
+                work.failed(message.m, message.stamp, message.reason, now)
+                work.unreachable(message.skipped)
             case msg.Vote() if isinstance(trainer.work, Step):
                 vote = Vote(message.round, message.digest, message.squared_norm, message.finite)
                 trainer.work.vote(replica, vote, stage=stage)
@@ -155,8 +156,9 @@ class Inbox:
         )
         if receipt.verdict == NOT_FINITE:
             trainer.on_event(f"{receipt.replica.peer[-6:]} (stage {at}): something not finite")
-        assert trainer.work is not None
-        trainer.work.receipt(receipt, now)
+        work = trainer.work_of(receipt.stamp)
+        assert work is not None
+        work.receipt(receipt, now)
 
     # -- a checkpoint for stages that nobody serves any more ---------------------------------
 

@@ -13,6 +13,7 @@ from peers.passes import BUSY_PAUSE
 from peers.rpc import run_hop
 from peers.tensors import RAW, pack
 from swarm.core.backoff import Backoff
+from swarm.core.books import step_of
 from swarm.core.closing import Fetch, Mismatch, Prepare, Vote
 from swarm.core.evaluation import Evaluation
 from swarm.core.flight import Launch
@@ -67,6 +68,9 @@ class Instructions:
             case Decide():
                 start(self.decide, do)
             case Reset():
+                for work in self._trainer.works:
+                    if isinstance(work, Step) and work is not step:
+                        work.was_reset(do.replica, do.stamp)
                 start(self._reset, step, do)
 
     # -- microbatches -----------------------------------------------------------------------
@@ -81,7 +85,7 @@ class Instructions:
         if attempt.evaluation and isinstance(work, Evaluation):
             inputs, targets = trainer.batches.evaluation(attempt.m)
         else:
-            inputs, targets = trainer.batches.train(attempt.mark.t, attempt.m)
+            inputs, targets = trainer.batches.train(step_of(attempt), attempt.m)
         metas, payload = pack([(torch.from_numpy(inputs), RAW), (torch.from_numpy(targets), RAW)])
         deadline = anyio.current_time() + do.limit_s
         hop = Hop(do.route[0], deadline, BUSY_PAUSE, trainer.rng)
@@ -94,6 +98,7 @@ class Instructions:
                 mark=attempt.mark,
                 m=attempt.m,
                 mask=attempt.mask,
+                ahead=attempt.ahead,
                 stage=0,
                 sender=trainer.me,
                 tries=tries,
@@ -120,6 +125,7 @@ class Instructions:
             to=replica.boot,
             stamp=ask.stamp,
             mark=work.flight.mark,
+            ahead=work.flight.ahead,
             m=ask.m,
         )
         member = trainer.roster.get(replica)
@@ -241,8 +247,9 @@ class Instructions:
         work = trainer.work
         if isinstance(work, Step) and work.decision is decision:
             work.applied(replica, stage=member.stage)
-        elif work is not None:
-            work.admitted(replica, stage=member.stage)  # the next step is under way
+        else:
+            for each in trainer.works:  # the next step is under way
+                each.admitted(replica, stage=member.stage)
 
     async def _insist(
         self, replica: Replica, message: msg.Message, else_removed: str

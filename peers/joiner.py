@@ -290,9 +290,6 @@ class Joiner:
         if not await self._leave():
             return
         while pieces := self._joining.take_at(decision.mark):
-            if decision.update.skip:
-                self._joining.stepped(pieces, decision.to)
-                continue
             limiter = anyio.CapacityLimiter(AT_ONCE)
             async with anyio.create_task_group() as tasks:
                 for run in runs(pieces, RUN):
@@ -304,11 +301,13 @@ class Joiner:
     ) -> None:
         async with limiter:
             place = slice(self._places[run[0]].start, self._places[run[-1]].stop)
-            sums = await self._sum(decision, place)
-            if sums is None:
-                self._joining.lost(run)
-                return
-            self._pace.summed(sums.nbytes)
+            sums = None
+            if not decision.update.skip:
+                sums = await self._sum(decision, place)
+                if sums is None:
+                    self._joining.lost(run)
+                    return
+                self._pace.summed(sums.nbytes)
             model = self._host.stage.model
 
             def apply() -> None:

@@ -20,7 +20,7 @@ from peers.trainer import Trainer
 from swarm.core.totals import Totals
 from swarm.errors import BadInput, TransportError
 from swarm.manifest import Manifest
-from swarm.model.optimizer import state_names
+from swarm.model.stage import state_names
 from swarm.types import Mark, Replica
 
 log = logging.getLogger("swarm.coordinator")
@@ -45,7 +45,7 @@ class Keeper:
     ) -> None:
         self._manifest, self._caller, self._store = manifest, caller, store
         self._tasks, self._say, self._blocking = tasks, say, blocking
-        self._names = state_names(manifest.optimizer)
+        self._names = state_names(manifest)
         self._busy_with: Mark | None = None
         self._done: Mark | None = None
 

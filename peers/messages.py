@@ -106,6 +106,7 @@ class _Attempt(Request):
     mark: WireMark
     m: Microbatch
     mask: Numbers
+    ahead: bool = False
     stage: Stage
     sender: WireReplica
     tries: Annotated[int, Field(ge=0, le=1 << 20)] = 0
@@ -114,7 +115,7 @@ class _Attempt(Request):
 
     @property
     def attempt(self) -> Attempt:
-        return Attempt(self.stamp, self.mark, self.m, self.mask)
+        return Attempt(self.stamp, self.mark, self.m, self.mask, self.ahead)
 
 
 class Forward(_Attempt):
@@ -136,6 +137,7 @@ class Cancel(Request):
     kind: Literal["cancel"] = "cancel"
     stamp: WireStamp
     mark: WireMark
+    ahead: bool = False
     m: Microbatch
 
 

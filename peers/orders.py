@@ -16,6 +16,7 @@ from peers.host import Host
 from peers.joiner import Joiner, Order
 from peers.lane import Lane
 from peers.passes import Passes
+from swarm.core.books import Book
 from swarm.types import FRESH, Mark, Stamp
 
 log = logging.getLogger("swarm.node")
@@ -45,7 +46,7 @@ class Orders:
             case msg.Cancel():
                 return await self._cancel(message)
             case msg.Prepare() if message.stage == self._host.stage.stage:
-                self._passes.intake.raise_bar(message.stamp)
+                self._passes.intake.raise_bar(message.stamp, Book.OWN)
                 return await self._averager.prepare(message)
             case msg.Decide():
                 return await self._decide(message)
@@ -80,11 +81,14 @@ class Orders:
 
     async def _cancel(self, message: msg.Cancel) -> msg.Message:
         self._passes.intake.cancel(message.stamp)
-        cancel = partial(self._host.stage.cancel, message.stamp, message.m)
-        holds, loss = await self._lane.control("cancel", cancel)
-        if message.mark != self.mark:
-            return msg.At(mark=self.mark)
-        return msg.Holds(holds=holds, loss=loss)
+        stage = self._host.stage
+
+        def cancel() -> msg.Message:
+            book = stage.book(message.mark, message.ahead)
+            holds, loss = stage.cancel(message.stamp, message.m, book or Book.OWN)
+            return msg.At(mark=stage.mark) if book is None else msg.Holds(holds=holds, loss=loss)
+
+        return await self._lane.control("cancel", cancel)
 
     async def _decide(self, message: msg.Decide) -> msg.Message:
         stage, decision = self._host.stage, message.decision.decision()
@@ -121,7 +125,7 @@ class Orders:
         """Before anything else runs: what belonged to the old mark ends."""
         if self.mark is not None:
             self._averager.end()
-            self._passes.intake.advance(self.mark)
+            self._passes.intake.advance(self.mark, self._host.stage.before)
         self._donor.advanced()
 
     def given_work(self) -> None:
@@ -219,7 +223,7 @@ class Orders:
         stage = self._host.stage
         if self.joiner is not None and stage.mark is not None:
             self.joiner.admitted = True
-        stage.ledger.raise_bar(stamp)
+        stage.raise_bar(stamp)
         sealed, decision, kept = stage.sealed, stage.decision, self._donor.kept
         return msg.Held(
             stage=stage.stage,

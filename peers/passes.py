@@ -112,6 +112,8 @@ class Passes:
             return msg.Refused(reason=f"stage {message.stage} is not served here")
         if isinstance(message, msg.Forward) and len(message.route) != self._last - message.stage:
             return msg.Refused(reason=f"route: {len(message.route)} lists for the later stages")
+        if message.ahead and not self._manifest.step.delay:
+            return msg.Refused(reason="this run has no delayed updates (step.delay = 0)")
         if not self._comes_from_the_path(message):
             return msg.Refused(reason="the sender is not on this microbatch's path")
         kind = Kind(message.kind)
@@ -329,6 +331,7 @@ class Passes:
             "mark": job.attempt.mark,
             "m": job.attempt.m,
             "mask": job.attempt.mask,
+            "ahead": job.attempt.ahead,
             "sender": self._me,
             "tries": tries,
             "ttl_s": max(0.0, job.expires_at - anyio.current_time()),

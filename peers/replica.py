@@ -210,7 +210,7 @@ class ReplicaServer:
         """Whether anything of the step under way would be lost with this replica."""
         intake = self.passes.intake
         busy = intake.queued or intake.held or self.passes.under_way
-        return bool(busy or self.host.stage.ledger.held)
+        return bool(busy or self.host.stage.holds_any)
 
     def heard_lately(self) -> bool:
         return self.quiet_s is not None and self.quiet_s < self.host.manifest.periods.lease_s

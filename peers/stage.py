@@ -17,6 +17,7 @@ from torch import Tensor
 from peers.mirror import Mirror
 from peers.residual import Residual
 from swarm.core import flight
+from swarm.core.books import Book, book_of
 from swarm.core.ledger import Ledger, Verdict
 from swarm.core.step import Decision
 from swarm.core.totals import Totals, fold
@@ -62,6 +63,9 @@ class StageOwner:
     the microbatches of each peer. ``decision`` is the last that was heard of, applied or not;
     ``decided`` the last one applied, whose sum is kept for those who follow. ``residual`` is what
     lossy averaging has lost here.
+
+    With delayed updates there are two books: ``ledger`` and ``ahead`` (else None), see
+    ``swarm.core.books``. ``before`` is the mark that a decision led here from, if it did.
     """
 
     def __init__(
@@ -71,12 +75,16 @@ class StageOwner:
         self.device, self.spec = device, spec
         self.stage = stage
         self.ledger = Ledger(stage, FRESH)
+        delay = manifest.step.delay > 0
+        self.ahead = Ledger(stage, FRESH, Book.AHEAD) if delay else None
         self.mark: Mark | None = None
+        self.before: Mark | None = None
         self.applied = 0
         self.totals: Totals = tuple({} for _ in range(manifest.stages.count))
         self.decision: Decision | None = None
         self.decided: Decision | None = None
         self.losses: dict[int, float] = {}
+        self._losses_ahead: dict[int, float] = {}
         self.round: Stamp | None = None
         self.sealed: Sealed | None = None
         self.residual = Residual()
@@ -98,7 +106,7 @@ class StageOwner:
 
     def forward(self, attempt: Attempt, inputs: Tensor, *, keep: bool) -> Passed:
         """The stage's output. ``keep``: the graph (or the input) waits for the backward."""
-        output, graph = self.model.forward(inputs)
+        output, graph = self.model.forward(inputs, older=self._is_older(attempt))
         refused = self._refused(look_for(self.device, {"given": inputs, "output": output}))
         if refused is not None:
             return refused
@@ -110,7 +118,7 @@ class StageOwner:
 
     def forward_backward(self, attempt: Attempt, inputs: Tensor, targets: Tensor) -> Passed:
         """The last stage: the loss, and at once the backward pass unless it is an evaluation."""
-        graph = self.model.forward_to_loss(inputs, targets)
+        graph = self.model.forward_to_loss(inputs, targets, older=self._is_older(attempt))
         loss = graph.output.detach()
         if attempt.evaluation:
             found = look_for(self.device, {"given": inputs, "loss": loss})
@@ -118,7 +126,7 @@ class StageOwner:
         gradient = self.model.backward(graph, None)
         passed = self._counted(gradient, attempt, {"given": inputs, "loss": loss})
         if passed.verdict == flight.COUNTED and passed.loss is not None:
-            self.losses[attempt.m] = passed.loss
+            self._losses(attempt)[attempt.m] = passed.loss
         return passed
 
     def backward(self, attempt: Attempt, gradient: Tensor) -> Passed:
@@ -128,7 +136,7 @@ class StageOwner:
         if graph is None:
             if inputs is None:
                 return Passed(None, "no context")
-            _, graph = self.model.forward(inputs)
+            _, graph = self.model.forward(inputs, older=self._is_older(attempt))
         output = self.model.backward(graph, gradient)
         return self._counted(output, attempt, {"given": gradient})
 
@@ -141,7 +149,7 @@ class StageOwner:
         self, output: Tensor | None, attempt: Attempt, others: dict[str, Tensor]
     ) -> Passed:
         """Count what the model's last ``backward`` has found, if all is finite."""
-        verdict = self.ledger.verdict(attempt)
+        verdict = self._ledger(attempt).verdict(attempt)
         probe = self.model.gradient_probe() if verdict is Verdict.COUNT else None
         found = look_for(self.device, {**others, "output": output, "gradient": probe})
         refused = self._refused(found)
@@ -162,27 +170,63 @@ class StageOwner:
         return None
 
     def _count(self, attempt: Attempt) -> str:
-        self.end_round()
+        ledger = self._ledger(attempt)
+        if ledger.book is Book.OWN:
+            self.end_round()
         try:
-            self._add()
+            self._add(ledger.book)
         except Exception as error:
             # Part of it may be in the accumulators: nothing there can be trusted any more.
             log.error("adding a gradient failed (%s); what was held is dropped", error)
             log.debug("where it came from", exc_info=error)
-            self.drop()
+            self.drop(ledger.book)
             return flight.DROPPED
-        self.ledger.count(attempt)
+        ledger.count(attempt)
         return flight.COUNTED
 
-    def _add(self) -> None:
-        self.model.accumulate()
+    def _add(self, book: Book) -> None:
+        self.model.accumulate(ahead=book is Book.AHEAD)
 
     # -- the books --------------------------------------------------------------------------
 
-    def cancel(self, stamp: Stamp, m: int) -> tuple[bool, float | None]:
-        """Never count ``stamp``; whether ``m`` is held, and its loss if this is the last stage."""
+    def book(self, mark: Mark, ahead: bool) -> Book | None:
+        """The book of work that is so named; None: of another step."""
+        return book_of(mark, ahead, self.mark, self.before)
+
+    def _ledger(self, attempt: Attempt) -> Ledger:
+        ahead = self.ahead
+        if ahead is not None and self.book(attempt.mark, attempt.ahead) is Book.AHEAD:
+            return ahead
+        return self.ledger
+
+    def _losses(self, attempt: Attempt) -> dict[int, float]:
+        ahead = self._ledger(attempt).book is Book.AHEAD
+        return self._losses_ahead if ahead else self.losses
+
+    def _is_older(self, attempt: Attempt) -> bool:
+        """Whether ``attempt`` is computed on the weights before those of the mark."""
+        return self.ahead is not None and self._ledger(attempt).book is Book.OWN
+
+    @property
+    def _ledgers(self) -> list[Ledger]:
+        return [self.ledger] if self.ahead is None else [self.ledger, self.ahead]
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether anything was counted that no decision has taken in yet."""
+        return any(ledger.held for ledger in self._ledgers)
+
+    def cancel(self, stamp: Stamp, m: int, book: Book = Book.OWN) -> tuple[bool, float | None]:
+        """Never count ``stamp``; whether ``book`` holds ``m``, and its loss in the last stage."""
         self.forget(stamp)
-        return self.ledger.cancel(stamp, m), self.losses.get(m)
+        held = {ledger.book: ledger.cancel(stamp, m) for ledger in self._ledgers}
+        losses = self._losses_ahead if book is Book.AHEAD else self.losses
+        return held[book], losses.get(m)
+
+    def raise_bar(self, stamp: Stamp) -> None:
+        """A poll or reset: what was sent before it counts in no book."""
+        for ledger in self._ledgers:
+            ledger.raise_bar(stamp)
 
     def begin(self) -> None:
         """The trainer of a fresh run says so: the initial weights are the run's."""
@@ -192,21 +236,26 @@ class StageOwner:
             self.arrive(FRESH, 0, tuple({} for _ in self.totals))
 
     def reset(self, stamp: Stamp) -> None:
-        """Ledger and accumulators are dropped; what was sent before ``stamp`` never counts.
+        """Ledgers and accumulators are dropped; what was sent before ``stamp`` never counts.
 
         A reset that comes late, or again, must not drop what was counted since.
         """
         if self.ledger.bar is not None and stamp <= self.ledger.bar:
             return
-        self.ledger.raise_bar(stamp)
+        self.raise_bar(stamp)
         self.drop()
 
-    def drop(self) -> None:
-        """Ledger and accumulators are emptied."""
-        self.end_round()
-        self.model.clear_accumulators()
-        self.ledger.drop()
-        self.losses.clear()
+    def drop(self, *books: Book) -> None:
+        """Ledgers and accumulators of ``books`` (none: of all) are emptied."""
+        if Book.OWN in (books or Book):
+            self.end_round()
+            self.model.clear_accumulators()
+            self.ledger.drop()
+            self.losses.clear()
+        if self.ahead is not None and Book.AHEAD in (books or Book):
+            self.model.clear_ahead()
+            self.ahead.drop()
+            self._losses_ahead.clear()
 
     # -- a round ----------------------------------------------------------------------------
 
@@ -270,21 +319,23 @@ class StageOwner:
             self.decision = decision
         if self.mark == decision.to or self.mark != decision.mark:
             return self.mark
+        total, sealed = self._total, self.sealed
         if not decision.update.skip:
-            sealed = self.sealed
-            if sealed is None or self._total is None:
+            if sealed is None or total is None:
                 return self.mark
             if decision.rounds[self.stage : self.stage + 1] != ((sealed.round, sealed.digest),):
                 return self.mark
-            try:
-                self.model.apply(self._total, decision.update)
-            except Exception:
-                # Part of the weights may have moved: they are of no version any more.
-                self.leave_mark()
-                raise
+        try:
+            self.model.apply(None if decision.update.skip else total, decision.update)
+        except Exception:
+            # Part of the weights may have moved: they are of no version any more.
+            self.leave_mark()
+            raise
+        if not decision.update.skip:
             self.residual.apply()
         self._keep_sum(decision)
-        self.arrive(decision.to, decision.applied, fold(self.totals, decision.counts))
+        totals = fold(self.totals, decision.counts)
+        self.arrive(decision.to, decision.applied, totals, before=decision.mark)
         return self.mark
 
     def _keep_sum(self, decision: Decision) -> None:
@@ -310,19 +361,38 @@ class StageOwner:
 
     def leave_mark(self) -> None:
         """The weights are of no version from now on: they are about to be copied over."""
-        self.mark, self._initial = None, False
+        self.mark, self.before, self._initial = None, None, False
         self.drop()
         self.residual.forget()
 
-    def arrive(self, mark: Mark, applied: int, totals: Totals) -> None:
-        """The weights are those of ``mark``; what belonged to the version before is over."""
+    def arrive(
+        self, mark: Mark, applied: int, totals: Totals, *, before: Mark | None = None
+    ) -> None:
+        """The weights are those of ``mark``; what belonged to the version before is over.
+
+        With delayed updates, what was counted ahead of ``before`` is the new mark's own now.
+        """
         self.end_round()
-        self.model.clear_accumulators()
-        self.ledger.advance(mark)
-        self.losses.clear()
-        self._graphs.clear()
-        self._inputs.clear()
-        self.mark, self.applied, self.totals, self._initial = mark, applied, totals, False
+        if self.ahead is not None and before is not None:
+            self._promote(mark, self.ahead)
+        else:
+            self.drop()
+            for ledger in self._ledgers:
+                ledger.advance(mark)
+            self._graphs.clear()
+            self._inputs.clear()
+            before = None
+        self.mark, self.before = mark, before
+        self.applied, self.totals, self._initial = applied, totals, False
+
+    def _promote(self, mark: Mark, ahead: Ledger) -> None:
+        """Graphs of passes ahead live on: they are of the weights that are now those before."""
+        self.model.turn()
+        ahead.promote(mark)
+        self.ledger.retire(mark)
+        self.ledger, self.ahead = ahead, self.ledger
+        self.losses, self._losses_ahead = self._losses_ahead, self.losses
+        self._losses_ahead.clear()
 
     def initialise(self) -> None:
         """Back to the initial weights, which follow from the manifest alone."""

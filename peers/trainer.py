@@ -75,6 +75,7 @@ class Trainer:
         self.term = term
         self.applied = 0
         self.stages = manifest.stages.count
+        self._delay = manifest.step.delay > 0
         periods = manifest.periods
         self.roster = Roster(Backoff(first_s=periods.watch_s, cap_s=30.0))
         self.wiring = Wiring(self.stages, ban=Backoff(first_s=periods.ban_s, cap_s=60.0))
@@ -83,6 +84,7 @@ class Trainer:
         self.heard: dict[Replica, Heard] = {}
         self.addresses: dict[PeerId, tuple[str, ...]] = {}
         self.work: Step | Evaluation | None = None
+        self.beside: Step | None = None
         self.last_decision: Decision | None = None
         self.totals: Totals = tuple({} for _ in range(self.stages))
         self.seed: Seed | None = None
@@ -137,6 +139,16 @@ class Trainer:
         """Where replicas may be: at the run's mark, or beyond it by a decision that stands."""
         return (self.mark,) if self.standing is None else (self.mark, self.standing.to)
 
+    @property
+    def works(self) -> list[Step | Evaluation]:
+        """What is under way; with delayed updates there is a step beside."""
+        return [work for work in (self.work, self.beside) if work is not None]
+
+    def work_of(self, stamp: Stamp) -> Step | Evaluation | None:
+        """What the attempt ``stamp`` belongs to; the first of ``works`` if it is not known."""
+        beside = self.beside
+        return beside if beside is not None and beside.flight.knows(stamp) else self.work
+
     def wake(self) -> None:
         self._wake.set()
 
@@ -169,20 +181,11 @@ class Trainer:
         await self._let_all_apply()
         started = anyio.current_time()
         self.reign.begun = True
-        t = self.mark.t
-        batch = self.manifest.batch
-        flight = self._flight([self._journey(m) for m in range(batch.microbatches)])
-        closings = [self._closing(stage) for stage in range(self.stages)]
-        step = Step(
-            flight,
-            closings,
-            ready=self.ready,
-            stamps=self.stamps,
-            to=Mark(self.term, t + 1),
-            decider=self._decider(t),
-            applied=self.applied,
-            serving=self.serving,
-        )
+        t, batch = self.mark.t, self.manifest.batch
+        step = self.beside or self._new_step()
+        step.may_close = True
+        if self._delay:
+            self.beside = self._new_step(step) if t + 1 < self.manifest.run.steps else None
         self._inherit(step)
         self._phases, self._counted_at = {}, float("inf")
         await self._drive(step)
@@ -194,6 +197,8 @@ class Trainer:
         self.applied = decision.applied
         self.totals = fold(self.totals, decision.counts)
         self.seed = None  # each stage has a replica that has gone on from it
+        if self.beside is not None:
+            self.beside.promote(self.mark, self._decider(self.mark.t), self.applied)
         self._tell_skip(decision)
         return StepDone(
             step=t,
@@ -203,7 +208,7 @@ class Trainer:
             lr=decision.update.lr,
             norm=decision.norm,
             skipped=decision.update.skip,
-            resent=flight.resent,
+            resent=step.flight.resent,
             counts=tuple(dict(counts) for counts in decision.counts),
             phases={
                 **self._phases,
@@ -211,6 +216,38 @@ class Trainer:
                 "window": self._sized_window().size,
             },
         )
+
+    def _new_step(self, before: Step | None = None) -> Step:
+        """The next step; ``before`` (with delayed updates): of the one after this, ahead of it."""
+        t = self.mark.t + (before is not None)
+        count = self.manifest.batch.microbatches
+        flight = self._flight([self._journey(m) for m in range(count)], ahead=before is not None)
+        if before is not None:
+            flight.beside = before.flight
+        step = Step(
+            flight,
+            [self._closing(stage) for stage in range(self.stages)],
+            ready=self._ready_by_now,
+            stamps=self.stamps,
+            to=Mark(self.term, t + 1),
+            decider=self._decider(t),
+            applied=self.applied,
+            serving=self._serving_by_now,
+        )
+        step.all_apply = self._delay
+        return step
+
+    def _ready_by_now(self, stage: int) -> list[Replica]:
+        """READY for the steps under way: with delayed updates, beyond a standing decision too."""
+        if not self._delay:
+            return self.ready(stage)
+        return sorted(r for mark in self.marks for r in self.roster.ready(stage, mark))
+
+    def _serving_by_now(self, stage: int) -> list[Replica]:
+        if not self._delay:
+            return self.serving(stage)
+        ready = self._ready_by_now(stage)
+        return [r for r in ready if not self.roster.is_leaving(r)] or ready
 
     def _inherit(self, step: Step) -> None:
         """What replicas hold of this step from before our time."""
@@ -243,8 +280,13 @@ class Trainer:
 
     async def evaluate(self, microbatches: int) -> float:
         """Mean loss over held-out microbatches at the present mark."""
-        flight = self._flight([self._journey(m, evaluation=True) for m in range(microbatches)])
+        trips = [self._journey(m, evaluation=True) for m in range(microbatches)]
+        flight = self._flight(trips, ahead=self._delay)  # of the weights of the mark
+        if self.beside is not None:
+            self.beside.flight.beside = flight
         await self._drive(Evaluation(flight, self.stages, ready=self.ready, serving=self.serving))
+        if self.beside is not None:
+            self.beside.flight.beside = None
         flight.end()
         # A part of the loss is scaled by the microbatch's share of a whole batch.
         return flight.loss() * self.manifest.batch.microbatches / microbatches
@@ -256,10 +298,11 @@ class Trainer:
             now = anyio.current_time()
             if work.flight.done:
                 self._counted_at = min(self._counted_at, now)
-            for do in work.advance(now):
-                self.instructions.carry_out(work, do)
+            for each in self.works:
+                for do in each.advance(now):
+                    self.instructions.carry_out(each, do)
             if not work.finished:
-                await self._pause(work.deadline())
+                await self._pause(min(each.deadline() for each in self.works))
         for do in work.advance(anyio.current_time()):
             if isinstance(do, Remove):
                 self.instructions.carry_out(work, do)
@@ -267,10 +310,10 @@ class Trainer:
     def lose(self, replica: Replica, reason: str, *, quietly: bool = False) -> None:
         """``replica`` is silent, or gone: whatever is going on goes on without it."""
         now = anyio.current_time()
-        work = self.work
-        if work is not None and not work.finished:
+        going_on = [work for work in self.works if not work.finished]
+        for work in going_on:
             work.remove(replica, reason, now)
-        elif not quietly:
+        if not going_on and not quietly:
             self.instructions.remove(Remove(replica, reason))
         self.wake()
 
@@ -278,7 +321,7 @@ class Trainer:
         answer_s = self.manifest.periods.silence_s
         return Journey(m, self.stages, answer_s=answer_s, evaluation=evaluation)
 
-    def _flight(self, journeys: Sequence[Journey]) -> Flight:
+    def _flight(self, journeys: Sequence[Journey], *, ahead: bool) -> Flight:
         return Flight(
             journeys,
             self.mark,
@@ -287,6 +330,7 @@ class Trainer:
             pace=self.pace,
             stamps=self.stamps,
             rng=self.rng,
+            ahead=ahead,
         )
 
     def _sized_window(self) -> Window:

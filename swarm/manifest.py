@@ -31,6 +31,7 @@ from swarm.manifest_sections import (
     Section,
     Stages,
     Start,
+    Step,
     Wire,
     text,
     whole,
@@ -55,6 +56,7 @@ class Manifest(Section):
     stages: Stages = Stages.model_validate({})
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer.model_validate({})
+    step: Step = Step()
     wire: Wire = Wire()
     data: Data = Data()
     start: Start = Start()

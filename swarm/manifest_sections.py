@@ -170,6 +170,17 @@ class Optimizer(Section):
         return self
 
 
+class Step(Section):
+    """``delay`` 1: a step's averaging and update run while the next step is computed.
+
+    So each step's gradients are of the weights before the last update (delayed parameter updates,
+    Ren et al., ZeRO-Offload, 2021). A replica keeps one older copy of its weights, and the sums of
+    two steps.
+    """
+
+    delay: int = whole(0, 0, 1)
+
+
 class Wire(Section):
     """Codecs of what goes between peers."""
 

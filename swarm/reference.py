@@ -120,7 +120,7 @@ class Reference:
         finite = finite and all(stage_finite for _, stage_finite in norms)
         update = make_update(manifest.optimizer, t, self._applied, squared, finite)
         for stage in self.stages:
-            stage.apply(stage.accumulators, update)
+            stage.apply(None if update.skip else stage.accumulators, update)
             stage.clear_accumulators()
         self._t += 1
         self._applied += not update.skip
@@ -146,7 +146,7 @@ class Reference:
         parts = []
         for index in range(count):
             inputs, targets = map(torch.from_numpy, self._batches.evaluation(index))
-            for stage in self.stages[:-1]:
+            for stage in self.stages[:-1]:  # the newest weights, with delayed updates too
                 inputs = roundtrip(self._activations, stage.forward(inputs)[0])
             parts.append(self.stages[-1].forward_loss(inputs, targets)[0])
         # A part is a share of a whole step's mean loss.
@@ -158,11 +158,12 @@ class Reference:
         A stage whose gradient is not finite counts nothing.
         """
         x, graphs = torch.from_numpy(inputs), []
+        older = self._manifest.step.delay > 0
         for stage in self.stages[:-1]:
-            x, graph = stage.forward(x)
+            x, graph = stage.forward(x, older=older)
             graphs.append(graph)
             x = roundtrip(self._activations, x)
-        loss, graph = self.stages[-1].forward_loss(x, torch.from_numpy(targets))
+        loss, graph = self.stages[-1].forward_loss(x, torch.from_numpy(targets), older=older)
         graphs.append(graph)
         gradient: Tensor | None = None
         finite = True

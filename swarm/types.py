@@ -60,12 +60,14 @@ class Attempt:
     """One try of microbatch ``m``, named by its stamp.
 
     ``mask`` holds the stages where it still has to count; an empty mask is an evaluation.
+    ``ahead``: with delayed updates, it is for the step after that of ``mark``.
     """
 
     stamp: Stamp
     mark: Mark
     m: int
     mask: frozenset[int]
+    ahead: bool = False
 
     @property
     def evaluation(self) -> bool:

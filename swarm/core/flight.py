@@ -80,6 +80,9 @@ class Flight:
         journeys: the microbatches, or evaluations, to get done.
         mark: the version that they are for.
         wiring, window, pace, stamps: the trainer's, shared by all its steps.
+        ahead: with delayed updates, they are for the step after that of ``mark``.
+
+    ``beside``: a flight before this one that shares the window; ours takes what it leaves.
     """
 
     def __init__(
@@ -92,9 +95,11 @@ class Flight:
         pace: Pace,
         stamps: Stamps,
         rng: random.Random,
+        ahead: bool = False,
     ) -> None:
         self.journeys = {j.m: j for j in journeys}
-        self.mark = mark
+        self.mark, self.ahead = mark, ahead
+        self.beside: Flight | None = None
         self.resent = 0
         self._wiring, self._window, self._pace = wiring, window, pace
         self._stamps, self._rng = stamps, rng
@@ -137,6 +142,8 @@ class Flight:
             self._single = {replicas[0] for replicas in stages if len(replicas) == 1}
         found: list[Instruction] = []
         room = self._window.size - self._tally.in_flight
+        if self.beside is not None:
+            room -= self.beside.in_flight
         if room <= 0 or not all(stages):
             return found
         while len(found) < room and (trip := self._tally.next_idle()) is not None:
@@ -156,7 +163,7 @@ class Flight:
         self.resent += trip.tries > 0
         trip.send(stamp, route, now, limit_s)
         self._latest[trip.m] = self._sent[stamp] = _Sent(trip, stamp, route)
-        return Launch(Attempt(stamp, self.mark, trip.m, trip.mask), route, limit_s)
+        return Launch(Attempt(stamp, self.mark, trip.m, trip.mask, self.ahead), route, limit_s)
 
     def receipt(self, receipt: Receipt, alone: bool, now: float) -> list[Instruction]:
         """Take in a receipt of this flight. ``alone``: its stage has no other replica."""
@@ -180,6 +187,14 @@ class Flight:
         if trip.phase is Phase.DONE:
             self._arrived(sent, now)
         return self._asked(todo)
+
+    def promote(self, mark: Mark) -> None:
+        """Ahead no more: the decision that led to ``mark`` was applied."""
+        self.mark, self.ahead, self.beside = mark, False, None
+
+    def knows(self, stamp: Stamp) -> bool:
+        """Whether ``stamp`` is an attempt of this flight."""
+        return stamp in self._sent
 
     def expects(self, receipt: Receipt) -> bool:
         """Whether ``receipt`` is of an attempt of this flight, from a replica on its lists."""

@@ -10,6 +10,7 @@ import heapq
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swarm.core.books import Book, book_of, step_of
 from swarm.core.hop import Outcome
 from swarm.types import Attempt, Mark, Stamp, Term
 
@@ -63,18 +64,19 @@ class Intake:
         self._answer_bound = answers
         self.term = Term(0, "")
         self.mark: Mark | None = None
-        self.bar: Stamp | None = None
+        self._before: Mark | None = None
+        self._bars: dict[Book, Stamp] = {}
         self._waiting: dict[tuple[Kind, Stamp], Job] = {}
         self._undecoded: set[tuple[Kind, Stamp]] = set()
-        self._ready: list[tuple[bool, int, str, int, Kind, Stamp]] = []
+        self._ready: list[tuple[bool, int, int, str, int, Kind, Stamp]] = []
         self._forwards = self._reserved = 0
         self._next_expiry = float("inf")
         self._running: Job | None = None
         self._contexts: dict[Stamp, Job] = {}
-        self._newest: dict[tuple[int, bool], Stamp] = {}
-        self._answers: dict[tuple[Kind, Stamp], tuple[int, Reply]] = {}
-        self._taken: set[tuple[Kind, Stamp]] = set()
-        self._cancelled: set[Stamp] = set()
+        self._newest: dict[tuple[int, int, bool], Stamp] = {}
+        self._answers: dict[tuple[Kind, Stamp], tuple[int, Reply, int]] = {}
+        self._taken: dict[tuple[Kind, Stamp], int] = {}
+        self._cancelled: dict[Stamp, Mark | None] = {}
         self._freed: list[Stamp] = []
 
     # -- what arrives ---------------------------------------------------------------------
@@ -88,7 +90,7 @@ class Intake:
         if key in self._taken:
             return ACCEPTED
         if key in self._answers:
-            newest, reply = self._answers[key]
+            newest, reply, _ = self._answers[key]
             if tries <= newest:
                 return reply if tries == newest else Reply(Outcome.BUSY, "an old try")
         elif len(self._answers) >= self._answer_bound:
@@ -96,7 +98,7 @@ class Intake:
         reply = self._refusal(job) or self._room(job, now) or ACCEPTED
         if reply is ACCEPTED:
             self._take(job)
-        self._answers[key] = (tries, reply)
+        self._answers[key] = (tries, reply, step_of(job.attempt))
         return reply
 
     def _refusal(self, job: Job) -> Reply | None:
@@ -105,15 +107,15 @@ class Intake:
             return Reply(Outcome.REFUSED, f"term {self.term.number} is obeyed here")
         if attempt.stamp.term > self.term:
             return Reply(Outcome.BUSY, "not yet under this trainer")
-        if self.mark is None or attempt.mark > self.mark:
-            return Reply(Outcome.BUSY, "not yet at this mark")
-        if attempt.mark < self.mark:
+        if self._book(attempt) is None:
+            if self.mark is None or attempt.mark > self.mark:
+                return Reply(Outcome.BUSY, "not yet at this mark")
             return Reply(Outcome.REFUSED, f"stale: this replica is at step {self.mark.t}")
         if attempt.stamp in self._cancelled:
             return Reply(Outcome.REFUSED, "cancelled")
         if self._barred(attempt):
             return Reply(Outcome.REFUSED, "sent before the last prepare or reset")
-        newest = self._newest.get((attempt.m, attempt.evaluation))
+        newest = self._newest.get(_microbatch(attempt))
         if newest is not None and attempt.stamp < newest:
             return Reply(Outcome.REFUSED, "a later attempt is known")
         if job.kind is Kind.BACKWARD and attempt.stamp not in self._contexts:
@@ -136,8 +138,8 @@ class Intake:
 
     def _supersede(self, attempt: Attempt) -> None:
         """A later attempt of a microbatch ends the older one, even if it finds no room here."""
-        superseded = self._newest.get((attempt.m, attempt.evaluation))
-        self._newest[attempt.m, attempt.evaluation] = attempt.stamp
+        superseded = self._newest.get(_microbatch(attempt))
+        self._newest[_microbatch(attempt)] = attempt.stamp
         if superseded is not None and superseded != attempt.stamp:
             self._end(superseded)
 
@@ -145,7 +147,7 @@ class Intake:
         key = (job.kind, job.attempt.stamp)
         self._waiting[key] = job
         self._undecoded.add(key)
-        self._taken.add(key)
+        self._taken[key] = step_of(job.attempt)
         self._next_expiry = min(self._next_expiry, job.expires_at)
         self._reckon(job, 1)
 
@@ -158,10 +160,11 @@ class Intake:
     def decoded(self, kind: Kind, stamp: Stamp) -> bool:
         """The payload of an accepted job is there: it may run. False if it has ended meanwhile."""
         self._undecoded.discard((kind, stamp))
-        if (kind, stamp) not in self._waiting:
+        job = self._waiting.get((kind, stamp))
+        if job is None:
             return False
-        term = stamp.term
-        place = (kind is Kind.FORWARD, term.number, term.boot, stamp.n, kind, stamp)
+        term, step = stamp.term, step_of(job.attempt)
+        place = (kind is Kind.FORWARD, step, term.number, term.boot, stamp.n, kind, stamp)
         heapq.heappush(self._ready, place)
         return True
 
@@ -208,7 +211,7 @@ class Intake:
 
     def cancel(self, stamp: Stamp) -> None:
         """The attempt ends here, queued, running or waiting for its backward."""
-        self._cancelled.add(stamp)
+        self._cancelled[stamp] = self.mark
         self._end(stamp)
 
     def adopt(self, term: Term) -> bool:
@@ -220,34 +223,49 @@ class Intake:
             self._end(job.attempt.stamp)
         return True
 
-    def raise_bar(self, stamp: Stamp) -> None:
+    def raise_bar(self, stamp: Stamp, *books: Book) -> None:
         """What was sent before ``stamp`` no longer counts, so it need not run either.
 
-        What only passes through, having counted here already, is not touched.
+        What only passes through, having counted here already, is not touched. A prepare is of
+        the OWN book alone; without ``books``, as for a poll or reset, it holds for both.
         """
-        if self.bar is None or stamp > self.bar:
-            self.bar = stamp
+        for book in books or Book:
+            bar = self._bars.get(book)
+            if bar is None or stamp > bar:
+                self._bars[book] = stamp
         for job in self._jobs():
             if self._barred(job.attempt):
                 self._end(job.attempt.stamp)
 
     def leave(self) -> None:
         """The stage is at no mark any more: everything ends, and all work is *not yet*."""
-        self._turn_to(None)
+        self._turn_to(None, None)
 
-    def advance(self, mark: Mark) -> None:
-        """A new mark: everything of the old one ends, and so do the remembered answers."""
-        self._turn_to(mark)
+    def advance(self, mark: Mark, before: Mark | None = None) -> None:
+        """A new mark: everything of the old one ends, and so do the remembered answers.
 
-    def _turn_to(self, mark: Mark | None) -> None:
-        self.mark = mark
+        Not so what was ahead, if a decision led here ``before`` whose mark that was.
+        """
+        self._turn_to(mark, before)
+
+    def _turn_to(self, mark: Mark | None, before: Mark | None) -> None:
+        left, self.mark, self._before = self.mark, mark, before
         for job in self._jobs():
-            self._end(job.attempt.stamp)
-        self._ready.clear()
-        self._newest.clear()
-        self._answers.clear()
-        self._taken.clear()
-        self._cancelled.clear()
+            if self._book(job.attempt) is None:
+                self._end(job.attempt.stamp)
+        if before is None or mark is None:
+            for memory in (self._ready, self._newest, self._answers, self._taken, self._cancelled):
+                memory.clear()
+            return
+        # Own is what was ahead. What was the own book's is for the next: all that is sent for
+        # that is younger than its bar.
+        own, ahead = self._bars.get(Book.OWN), self._bars.get(Book.AHEAD)
+        pairs = {Book.OWN: ahead, Book.AHEAD: own}
+        self._bars = {book: bar for book, bar in pairs.items() if bar is not None}
+        self._newest = {key: s for key, s in self._newest.items() if key[0] >= mark.t}
+        self._answers = {key: kept for key, kept in self._answers.items() if kept[-1] >= mark.t}
+        self._taken = {key: step for key, step in self._taken.items() if step >= mark.t}
+        self._cancelled = {s: at for s, at in self._cancelled.items() if at == left}
 
     def expire(self, now: float) -> None:
         """End contexts and queued jobs whose time limit has passed."""
@@ -275,9 +293,9 @@ class Intake:
         return len(self._contexts)
 
     def _alive(self, attempt: Attempt) -> bool:
-        newest = self._newest.get((attempt.m, attempt.evaluation))
+        newest = self._newest.get(_microbatch(attempt))
         return (
-            attempt.mark == self.mark
+            self._book(attempt) is not None
             and attempt.stamp.term == self.term
             and attempt.stamp not in self._cancelled
             and not self._barred(attempt)
@@ -286,7 +304,16 @@ class Intake:
 
     def _barred(self, attempt: Attempt) -> bool:
         """It would have to count here, but was sent before the last prepare or reset."""
-        return self.bar is not None and self._stage in attempt.mask and attempt.stamp <= self.bar
+        bar = self._bars.get(self._book(attempt) or Book.OWN)
+        return bar is not None and self._stage in attempt.mask and attempt.stamp <= bar
+
+    @property
+    def bar(self) -> Stamp | None:
+        """The highest stamp of poll, prepare or reset that was obeyed for the own book."""
+        return self._bars.get(Book.OWN)
+
+    def _book(self, attempt: Attempt) -> Book | None:
+        return book_of(attempt.mark, attempt.ahead, self.mark, self._before)
 
     def _jobs(self) -> list[Job]:
         return [*self._contexts.values(), *self._waiting.values()]
@@ -299,3 +326,8 @@ class Intake:
             self._undecoded.discard((kind, stamp))
         self._contexts.pop(stamp, None)
         self._freed.append(stamp)
+
+
+def _microbatch(attempt: Attempt) -> tuple[int, int, bool]:
+    """What an attempt is one try of: the step, ``m``, and whether it counts nowhere."""
+    return step_of(attempt), attempt.m, attempt.evaluation

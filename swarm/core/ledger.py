@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from swarm.core.books import Book, book_of
 from swarm.types import Attempt, Mark, Stamp
 
 
@@ -23,18 +24,22 @@ class Ledger:
 
     *Bar*: the highest stamp of poll, prepare or reset that was obeyed, in the order of the
     compute queue. What was sent before it never counts after it, however late it comes.
+
+    ``book``: OWN for the step that ``mark`` names, AHEAD for the one after it.
     """
 
-    def __init__(self, stage: int, mark: Mark) -> None:
+    def __init__(self, stage: int, mark: Mark, book: Book = Book.OWN) -> None:
         self.stage = stage
         self.mark = mark
+        self.book = book
+        self.before: Mark | None = None
         self.bar: Stamp | None = None
         self.held: set[int] = set()
         self._cancelled: set[Stamp] = set()
 
     def verdict(self, attempt: Attempt) -> Verdict:
         """Whether ``attempt``'s gradient may be added now."""
-        if attempt.mark != self.mark:
+        if book_of(attempt.mark, attempt.ahead, self.mark, self.before) is not self.book:
             return Verdict.OTHER_MARK
         if attempt.m in self.held and not attempt.evaluation:
             return Verdict.HELD
@@ -74,5 +79,14 @@ class Ledger:
 
     def advance(self, mark: Mark) -> None:
         """A step was applied: a new ledger under a new mark. Bar and cancels stay."""
-        self.mark = mark
+        self.mark, self.before = mark, None
         self.held.clear()
+
+    def promote(self, mark: Mark) -> None:
+        """The decision of the step before was applied: ahead no more, this is ``mark``'s own."""
+        self.mark, self.before, self.book = mark, self.mark, Book.OWN
+
+    def retire(self, mark: Mark) -> None:
+        """Its step was applied: it is emptied, for the step after that of ``mark``."""
+        self.advance(mark)
+        self.book = Book.AHEAD

@@ -64,6 +64,10 @@ class Members:
             return False
         return replica in self._look(self._members[stage], self._ready(stage)).known
 
+    def returned(self, stage: int) -> list[Replica]:
+        """Who was removed, and is READY again."""
+        return [replica for replica in self._ready(stage) if replica in self.removed]
+
     def anywhere(self, replica: Replica) -> bool:
         return any(self.has(stage, replica) for stage in range(len(self._members)))
 

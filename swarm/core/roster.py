@@ -246,6 +246,10 @@ class Roster:
         ready = self.ready(stage, mark)
         return [r for r in ready if not self._members[r].leaving] or ready
 
+    def is_leaving(self, replica: Replica) -> bool:
+        member = self._members.get(replica)
+        return member is not None and member.leaving
+
     def get(self, replica: Replica) -> Member | None:
         return self._members.get(replica)
 

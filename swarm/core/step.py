@@ -88,6 +88,10 @@ class Step:
         to: the mark that the decision leads to.
         decider: learning rate, clipping and bias corrections for this step.
         applied: updates before this step that were not skipped.
+
+    ``may_close``: False as long as this step is ahead of one that is not applied everywhere.
+    ``all_apply``: True where the next step is under way beside this one: it ends only when all
+    that were told the decision have applied it, or are removed.
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class Step:
         serving: Lookup | None = None,
     ) -> None:
         self.flight = flight
+        self.may_close = not flight.ahead
+        self.all_apply = False
         self.closings = tuple(closings)
         self.decision: Decision | None = None
         self._members = Members(len(closings), ready, serving)
@@ -112,6 +118,7 @@ class Step:
         self._applied_before = applied
         self._todo: list[Instruction] = []
         self._applied: list[set[Replica]] = [set() for _ in closings]
+        self._told: set[Replica] = set()
         self._reset_at: dict[Replica, Stamp] = {}
         self._begun = False
 
@@ -198,9 +205,14 @@ class Step:
             trips[m].holds(stage, replica)
 
     def _reset(self, stage: int, replica: Replica) -> None:
+        stamp = self._stamps.take()
+        self.was_reset(replica, stamp)
+        self._todo.append(Reset(stage, replica, stamp))
+
+    def was_reset(self, replica: Replica, stamp: Stamp) -> None:
+        """``replica`` is told to drop what it holds, of this step and of the one beside it."""
         self.flight.dropped(replica)
-        self._reset_at[replica] = self._stamps.take()
-        self._todo.append(Reset(stage, replica, self._reset_at[replica]))
+        self._reset_at[replica] = stamp
 
     def vote(self, replica: Replica, vote: Vote, *, stage: int) -> None:
         self.closings[stage].vote(replica, vote)
@@ -232,10 +244,22 @@ class Step:
         self._members.admit(replica)
         self._reset_at[replica] = self._stamps.take()
         if self.decision is not None:
+            self._told.add(replica)
             self._todo.append(Decide(replica, self.decision))
         elif not self.closings[stage].irreplaceable:
             self.closings[stage].reopen()
             self.flight.dropped(replica)
+
+    def promote(self, mark: Mark, decider: Decider, applied: int) -> None:
+        """The step before was decided and applied: this one is ahead no more.
+
+        Who was removed, but has applied that decision all the same, is a member again.
+        """
+        self.flight.promote(mark)
+        self._decider, self._applied_before = decider, applied
+        for stage in range(len(self.closings)):
+            for replica in self._members.returned(stage):
+                self.admitted(replica, stage=stage)
 
     # -- what to do now ---------------------------------------------------------------------
 
@@ -252,15 +276,16 @@ class Step:
         return todo
 
     def _go_on(self, now: float) -> None:
-        if self.flight.void:
+        if self.flight.void and self.may_close:
             self._decide(skip=True)
             return
-        if self.flight.some_stage_done:
+        if self.flight.some_stage_done and self.may_close:
             for closing in self.closings:
                 self._close(closing, self._members.of(closing.stage), now)
         if found := self.flight.fill(self._members.workers(), now):
             self._add(found, now)
-        if self.flight.done and all(c.phase is close.Phase.READY for c in self.closings):
+        ready = self.may_close and all(c.phase is close.Phase.READY for c in self.closings)
+        if ready and self.flight.done:
             self._decide(skip=False)
 
     def _close(self, closing: Closing, members: Sequence[Replica], now: float) -> None:
@@ -292,6 +317,7 @@ class Step:
         )
         for closing in self.closings:
             members = self._members.of(closing.stage)
+            self._told.update(members)
             self._todo += [Decide(member, self.decision) for member in members]
 
     def _counts(self, stage: int) -> dict[str, int]:
@@ -305,7 +331,9 @@ class Step:
     def finished(self) -> bool:
         """The decision stands and each stage has a replica at the new mark."""
         removed = self._members.removed
-        return self.decision is not None and not any(done <= removed for done in self._applied)
+        if self.decision is None or any(done <= removed for done in self._applied):
+            return False
+        return not self.all_apply or self._told <= removed.union(*self._applied)
 
     def deadline(self) -> float:
         """When ``advance`` has something to do even if nothing happens."""

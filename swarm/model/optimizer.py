@@ -107,11 +107,6 @@ def make_optimizer(section: OptimizerSection, weights: Tensor) -> Optimizer:
     return AdamW(section, weights) if section.kind == "adamw" else Sgd(section, weights)
 
 
-def state_names(section: OptimizerSection) -> tuple[str, ...]:
-    """The names of a stage's vectors, see ``StageModel.state``, without building one."""
-    return ("weights", *make_optimizer(section, torch.empty(0)).vectors)
-
-
 def pieces(length: int) -> Iterator[slice]:
     """The fixed pieces of a vector, in order."""
     for start in range(0, length, PIECE):

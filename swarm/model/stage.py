@@ -23,6 +23,36 @@ from swarm.model.spec import ModelSpec, TensorSpec
 
 _ALIGN_BYTES = 64
 
+OLDER = "older"
+"""The name of the weights before the last update, among a stage's vectors."""
+
+
+class Weights:
+    """The layers of a stage, by global index, and the flat vector that their weights are in.
+
+    ``shared``: others of the same stage, whose frozen parameters and buffers are used here too.
+    """
+
+    def __init__(
+        self, modules: dict[int, nn.Module], place: torch.device, *, shared: Weights | None = None
+    ) -> None:
+        self.modules = modules
+        named = list(_named_parameters(modules))
+        self.flat = FlatParameters([(n, p) for n, p in named if p.requires_grad], place)
+        if shared is not None:
+            for index, module in modules.items():
+                _share_fixed(shared.modules[index], module)
+
+
+def _share_fixed(source: nn.Module, module: nn.Module) -> None:
+    """What is not trained in ``module`` is that of ``source``, its equal, from now on."""
+    for other, own in zip(source.modules(), module.modules(), strict=True):
+        for name, parameter in other.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                setattr(own, name, parameter)
+        for name, buffer in other.named_buffers(recurse=False):
+            setattr(own, name, buffer)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
@@ -30,6 +60,7 @@ class Graph:
 
     inputs: Tensor
     output: Tensor
+    parameters: list[nn.Parameter]
 
 
 class StageModel:
@@ -42,6 +73,9 @@ class StageModel:
     A step: for each microbatch ``forward`` (or ``forward_loss``), ``backward``, and if it is to
     count and ``gradient_finite``, ``accumulate``; then ``squared_norm`` and ``apply`` of the
     accumulators summed over all replicas, and ``clear_accumulators``.
+
+    With delayed updates there are a second set of weights, those before the last update, for
+    passes that are ``older``, and accumulators of the step ahead; see ``swarm.core.books``.
     """
 
     def __init__(
@@ -69,11 +103,12 @@ class StageModel:
         self._precision = _autocast(place) if self._bf16 else contextlib.nullcontext()
         batch = manifest.batch
         self._loss_terms = batch.microbatches * batch.microbatch * spec.loss_terms
-        self._modules = _build(manifest, spec, self.layers, place)
-        named = list(_named_parameters(self._modules))
-        self._flat = FlatParameters([(n, p) for n, p in named if p.requires_grad], place)
-        self.length = self._flat.length
-        self.weights = self._flat.vector
+        self._now = self._before = Weights(_build(manifest, spec, self.layers, place), place)
+        self._delay = manifest.step.delay > 0
+        if self._delay:
+            again = _build(manifest, spec, self.layers, place)
+            self._before = Weights(again, place, shared=self._now)
+        self.length = self._now.flat.length
         self._optimizer = make_optimizer(manifest.optimizer, self.weights)
         self._scratch = self.weights.new_empty(min(PIECE, self.length))
         self._gradients: list[Tensor | None] = []
@@ -81,30 +116,38 @@ class StageModel:
         self._bound = 2.0**62 / (batch.microbatches * manifest.reproducible.scale)
         dtype = torch.float32 if self._scale is None else torch.int64
         self.accumulators = torch.zeros(self.length, dtype=dtype, device=place)
+        self._ahead = torch.zeros_like(self.accumulators) if self._delay else None
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Graph]:
+    @property
+    def weights(self) -> Tensor:
+        """The flat vector of the newest weights."""
+        return self._now.flat.vector
+
+    def forward(self, inputs: Tensor, *, older: bool = False) -> tuple[Tensor, Graph]:
         """Output, detached and contiguous, of ``inputs`` (microbatch, *input_spec.shape).
 
         Both may share memory with the graph: change neither before its backward.
         """
-        graph = self._run(inputs)
+        graph = self._run(inputs, older)
         return graph.output.detach().contiguous(), graph
 
-    def forward_loss(self, inputs: Tensor, targets: Tensor) -> tuple[float, Graph]:
+    def forward_loss(
+        self, inputs: Tensor, targets: Tensor, *, older: bool = False
+    ) -> tuple[float, Graph]:
         """The microbatch's part of the step's mean loss. For the last stage.
 
         It is the sum over this microbatch's loss terms, divided by the loss terms of the whole
         step, so the parts of all microbatches add up to the mean over the batch.
         """
-        graph = self.forward_to_loss(inputs, targets)
+        graph = self.forward_to_loss(inputs, targets, older=older)
         return self.device.read([graph.output])[0], graph
 
-    def forward_to_loss(self, inputs: Tensor, targets: Tensor) -> Graph:
+    def forward_to_loss(self, inputs: Tensor, targets: Tensor, *, older: bool = False) -> Graph:
         """``forward_loss`` that does not wait for its value: it is the graph's output."""
-        graph = self._run(inputs)
+        graph = self._run(inputs, older)
         with torch.enable_grad():
             total = self._spec.loss(graph.output, targets.to(self._place))
-            return Graph(graph.inputs, total / self._loss_terms)
+            return Graph(graph.inputs, total / self._loss_terms, graph.parameters)
 
     def backward(self, graph: Graph, grad_output: Tensor | None) -> Tensor | None:
         """Compute this microbatch's gradient; return that of the stage input.
@@ -115,7 +158,7 @@ class StageModel:
         """
         self._gradients = []
         wanted: list[Tensor] = [] if self.is_first else [graph.inputs]
-        wanted += self._flat.parameters
+        wanted += graph.parameters
         if grad_output is not None:
             grad_output = _aligned(grad_output.detach().to(self._place))
         found: tuple[Tensor | None, ...] = (None,) * len(wanted)
@@ -148,19 +191,21 @@ class StageModel:
         probe = self.gradient_probe()
         return probe is None or self.gradient_fits(self.device.read([probe])[0])
 
-    def accumulate(self) -> None:
+    def accumulate(self, *, ahead: bool = False) -> None:
         """Add the gradient of the last ``backward`` to the accumulators, once.
+
+        ``ahead``: to those of the step ahead.
 
         If this raises, the accumulators are not to be trusted: clear them.
 
         Raises:
             ValueError: there was no ``backward`` since the last call.
         """
-        if len(self._gradients) != len(self._flat.parameters):
+        flat, sums = self._now.flat, self._ahead if ahead else self.accumulators
+        if len(self._gradients) != len(flat.parameters):
             raise ValueError("no gradient to accumulate: call backward first")
-        for view, gradient in zip(
-            self._flat.views(self.accumulators), self._gradients, strict=True
-        ):
+        assert sums is not None
+        for view, gradient in zip(flat.views(sums), self._gradients, strict=True):
             if gradient is None:
                 continue
             if self._scale is None:
@@ -171,6 +216,17 @@ class StageModel:
 
     def clear_accumulators(self) -> None:
         self.accumulators.zero_()
+
+    def clear_ahead(self) -> None:
+        """``clear_accumulators`` of the step ahead, if there are any."""
+        if self._ahead is not None:
+            self._ahead.zero_()
+
+    def turn(self) -> None:
+        """The step ahead is the present one: its accumulators are, and new ones are ahead."""
+        assert self._ahead is not None
+        self.accumulators, self._ahead = self._ahead, self.accumulators
+        self.clear_ahead()
 
     def squared_norm(self, total: Tensor) -> tuple[float, bool]:
         """Sum of squares of the gradient ``total``, and whether it is finite.
@@ -191,18 +247,33 @@ class StageModel:
         self.accumulators = torch.empty_like(given) if other is None else other
         return given
 
-    def apply(self, total: Tensor, update: Update) -> None:
+    def apply(self, total: Tensor | None, update: Update) -> None:
         """One optimizer step with the summed accumulators ``total``, which stays as it is.
 
-        It may be on the device or on the host, there in ``Device.room``.
+        It may be on the device or on the host, there in ``Device.room``; None if ``update`` is to
+        be skipped. The graphs of passes that are not ``older`` stay good: with delayed updates
+        the new weights are put where the older ones were.
         """
-        self.apply_to(slice(0, self.length), total, update)
+        whole = slice(0, self.length)
+        if self._delay:
+            self._before.flat.vector.copy_(self.weights)
+            if not update.skip:
+                self._now, self._before = self._before, self._now
+        if total is not None:
+            self._step(whole, total, update)
 
-    def apply_to(self, place: slice, sums: Tensor, update: Update) -> None:
+    def apply_to(self, place: slice, sums: Tensor | None, update: Update) -> None:
         """``apply`` for ``place`` of the flat vectors alone; ``sums`` is the total's part there.
 
-        Each operation is elementwise, so any cut into places gives the same bits.
+        Each operation is elementwise, so any cut into places gives the same bits. No graph may be
+        used afterwards.
         """
+        if self._delay:
+            self._before.flat.vector[place].copy_(self.weights[place])
+        if sums is not None:
+            self._step(place, sums, update)
+
+    def _step(self, place: slice, sums: Tensor, update: Update) -> None:
         if update.skip:
             return
         for part in pieces(sums.numel()):
@@ -215,8 +286,8 @@ class StageModel:
 
         They are the stage's own memory, not copies.
         """
-        named: dict[str, Tensor] = {n: p.detach() for n, p in _named_parameters(self._modules)}
-        for index, module in self._modules.items():
+        named: dict[str, Tensor] = {n: p.detach() for n, p in _named_parameters(self._now.modules)}
+        for index, module in self._now.modules.items():
             named |= {f"layers.{index}.{name}": b for name, b in module.named_buffers()}
         return named
 
@@ -239,15 +310,20 @@ class StageModel:
                 )
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
+        if self._delay:
+            self._before.flat.vector.copy_(self.weights)
 
     def state(self) -> dict[str, Tensor]:
         """What changes from step to step: ``weights``, then the optimizer's vectors.
 
-        Flat float32 vectors of ``length``, the stage's own memory, in a fixed order.
+        With delayed updates the weights before, ``older``, come last. Flat float32 vectors of
+        ``length``, the stage's own memory, in a fixed order.
         """
-        return {"weights": self.weights, **self._optimizer.vectors}
+        state = {"weights": self.weights, **self._optimizer.vectors}
+        return {**state, OLDER: self._before.flat.vector} if self._delay else state
 
-    def _run(self, inputs: Tensor) -> Graph:
+    def _run(self, inputs: Tensor, older: bool) -> Graph:
+        weights = self._before if older else self._now
         # Always with gradients: then a forward, its recomputation and an evaluation use the same
         # kernels and give the same bits.
         with torch.enable_grad():
@@ -256,14 +332,14 @@ class StageModel:
                 leaf.requires_grad_()
             x = leaf
             with self._precision:
-                for module in self._modules.values():
+                for module in weights.modules.values():
                     x = module(x)
             if self._bf16:
                 x = x.to(self.output_spec.torch_dtype)
         if tuple(x.shape) != self.output_spec.batch_shape(len(inputs)):
             given = f"an output of shape {tuple(x.shape[1:])} a sample from layer {self.layers[-1]}"
             raise ConfigError("model.kind", given, f"{self.output_spec.shape}, as its spec says")
-        return Graph(leaf, x)
+        return Graph(leaf, x, weights.flat.parameters)
 
     def _gradient(self, total: Tensor, piece: slice) -> Tensor:
         """The float32 gradient of ``total[piece]``, in scratch space."""
@@ -272,6 +348,12 @@ class StageModel:
         if self._scale is None:
             return gradient.copy_(sums)
         return gradient.copy_(sums.double().mul_(1.0 / self._scale))
+
+
+def state_names(manifest: Manifest) -> tuple[str, ...]:
+    """The names of a stage's vectors, see ``StageModel.state``, without building one."""
+    names = ("weights", *make_optimizer(manifest.optimizer, torch.empty(0)).vectors)
+    return (*names, OLDER) if manifest.step.delay else names
 
 
 def _build(

@@ -47,7 +47,7 @@ def test_what_crosses_a_boundary_or_is_kept_is_float32() -> None:
 def test_products_are_bf16_only_where_the_manifest_says_so() -> None:
     for autocast, dtype in (("none", torch.float32), ("bf16", torch.bfloat16)):
         first, _ = stages_of(autocast=autocast)
-        linear = first._modules[1].get_submodule("up")
+        linear = first._now.modules[1].get_submodule("up")
         seen: list[torch.dtype] = []
         linear.register_forward_hook(lambda *given, seen=seen: seen.append(given[2].dtype))
         first.forward(tokens())

@@ -103,7 +103,7 @@ def test_accumulators_hold_the_gradient_of_the_mean_loss_over_the_batch() -> Non
 def test_every_parameter_gets_a_gradient() -> None:
     stage = stages_of(manifest_of())[0]
     count([stage], [0])
-    for view in stage._flat.views(stage.accumulators):
+    for view in stage._now.flat.views(stage.accumulators):
         assert float(view.abs().max()) > 0
 
 

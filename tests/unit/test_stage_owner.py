@@ -328,7 +328,7 @@ def test_who_leaves_its_mark_holds_nothing_and_begins_from_the_initial_weights(
     assert not owner.model.accumulators.any()
     assert (owner.round, owner.sealed) == (None, None)
     assert owner.decide(told) is None
-    owner.model.weights += 1.0
+    owner.model.weights.add_(1.0)
     owner.begin()
     assert owner.mark == FRESH
     assert torch.equal(owner.model.weights, initial)
