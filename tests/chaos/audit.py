@@ -52,7 +52,9 @@ class AuditedStage(StageOwner):
     def sum_of(self, total: torch.Tensor, m: int) -> float | None:
         """How often ``m`` is in ``total``; None if not in all places alike."""
         views = zip(
-            self.model._now.flat.views(total), self.model._flat.views(self._slot(m)), strict=True
+            self.model._now.flat.views(total),
+            self.model._now.flat.views(self._slot(m)),
+            strict=True,
         )
         found = torch.cat([view[slot == 1] for view, slot in views])
         return float(found[0]) if bool((found == found[0]).all()) else None

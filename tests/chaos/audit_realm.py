@@ -82,8 +82,10 @@ class ChaosStage(AuditedStage):
         self.audit.check_buffers(self)
         return after
 
-    def arrive(self, mark: Mark, applied: int, totals: Totals) -> None:
-        super().arrive(mark, applied, totals)
+    def arrive(
+        self, mark: Mark, applied: int, totals: Totals, *, before: Mark | None = None
+    ) -> None:
+        super().arrive(mark, applied, totals, before=before)
         if not self.deciding:
             self.audit.copied(self)
         self.audit.at_mark(self)
@@ -179,7 +181,7 @@ class RealmAudit(Audit):
         server, stage = peer.node.server, peer.stage
         audited: list[tuple[Any, type]] = [
             (stage, ChaosStage),
-            (stage.ledger, ChaosLedger),
+            *((ledger, ChaosLedger) for ledger in stage._ledgers),
             (server.passes.intake, ChaosIntake),
             (server.averager, ChaosAverager),
         ]
@@ -192,10 +194,14 @@ class RealmAudit(Audit):
 
     def counted(self, stage: ChaosStage, attempt: Attempt) -> None:
         where = f"stage {stage.stage}, microbatch {attempt.m}"
-        assert isinstance(stage.ledger, ChaosLedger)
-        if name(attempt.stamp) <= stage.ledger.obeyed:
+        ledger = stage._ledger(attempt)
+        assert isinstance(ledger, ChaosLedger)
+        if name(attempt.stamp) <= ledger.obeyed:
             self.found(f"{where}: counted below the bar")
-        if name(attempt.mark) != name(stage.mark):
+        names = {(name(stage.mark), ledger is stage.ahead)}
+        if ledger is not stage.ahead and stage.before is not None:
+            names.add((name(stage.before), True))
+        if (name(attempt.mark), attempt.ahead) not in names:
             self.found(f"{where}: counted at another mark")
         first = self._counted.setdefault((stage.stage, name(attempt.stamp)), stage.replica)
         if first != stage.replica:

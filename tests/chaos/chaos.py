@@ -46,7 +46,14 @@ PACES = (1.0, 1.0, 1.7, 4.0)
 
 @functools.lru_cache(maxsize=64)
 def manifest_of(
-    *, counting: bool, steps: int, replicas: int, checkpoint_every: int, tight: bool, moves: bool
+    *,
+    counting: bool,
+    steps: int,
+    replicas: int,
+    checkpoint_every: int = 0,
+    tight: bool = False,
+    moves: bool = False,
+    delay: bool = False,
 ) -> Manifest:
     changes: dict[str, object] = {
         "model__kind": TINY,
@@ -56,6 +63,7 @@ def manifest_of(
         "reproducible__enabled": not counting,
         "limits__state_piece": 16,
         "run__steps": steps,
+        "step__delay": int(delay),
         "run__checkpoint_every": checkpoint_every,
         "start__replicas": replicas,
         "trainers": [identity(number + 1).peer_id for number in range(TRAINERS)],
@@ -81,11 +89,9 @@ def manifest_of(
 
 
 @functools.lru_cache(maxsize=16)
-def expected(steps: int) -> tuple[str, list[float]]:
+def expected(steps: int, delay: bool) -> tuple[str, list[float]]:
     """SHA-256 of the final weights, and the losses, of the run in one process."""
-    manifest = manifest_of(
-        counting=False, steps=steps, replicas=1, checkpoint_every=0, tight=False, moves=False
-    )
+    manifest = manifest_of(counting=False, steps=steps, replicas=1, delay=delay)
     run = reference(manifest, steps)
     return run.sha256, [result.loss for result in run.results]
 
@@ -102,8 +108,9 @@ class ChaosSeat(Seat):
 
     def step_done(self, trainer: Trainer, done: StepDone) -> None:
         super().step_done(trainer, done)
-        if not self.realm.schedule.counting:
-            self.realm.audit.losses(done, expected(self.realm.schedule.steps)[1])
+        schedule = self.realm.schedule
+        if not schedule.counting:
+            self.realm.audit.losses(done, expected(schedule.steps, schedule.delay)[1])
 
     async def complete(self, trainer: Trainer) -> None:
         """The replicas are still there; the run is over when those that live are all members."""
@@ -229,6 +236,7 @@ def run(schedule: Schedule) -> Outcome:
         checkpoint_every=schedule.checkpoint_every,
         tight=schedule.tight,
         moves=schedule.moves,
+        delay=schedule.delay,
     )
     eye = Eye(random.Random(schedule.seed + 1))
     kept: list[ChaosRealm] = []
@@ -306,7 +314,7 @@ def _store(schedule: Schedule) -> MemoryDirectoryStore:
 def _verdict(realm: ChaosRealm) -> list[str]:
     schedule, audit = realm.schedule, realm.audit
     if realm.weights and not schedule.counting:
-        sha256, _ = expected(schedule.steps)
+        sha256, _ = expected(schedule.steps, schedule.delay)
         if realm.weights != sha256:
             audit.found("the final weights are not those of the reference")
     takeovers = {(seat, term) for _, seat, term in realm.led if seat != 1}

@@ -100,16 +100,18 @@ def _atomic_add() -> list[Patch]:
     """What a gradient that failed half way has left in the accumulators stays there."""
 
     def count(self: StageOwner, attempt: Attempt) -> str:
-        verdict = self.ledger.verdict(attempt)
+        ledger = self._ledger(attempt)
+        verdict = ledger.verdict(attempt)
         if verdict is not Verdict.COUNT:
             return str(verdict)
-        self.end_round()
+        if ledger is self.ledger:
+            self.end_round()
         try:
-            self._add()
+            self._add(ledger.book)
         except RuntimeError:
-            self.ledger.drop()
+            ledger.drop()
             return flight.DROPPED
-        self.ledger.count(attempt)
+        ledger.count(attempt)
         return flight.COUNTED
 
     return [(StageOwner, "_count", count)]
@@ -128,7 +130,8 @@ def _digest() -> list[Patch]:
                 return self.mark
             self.model.apply(self._total, decision.update)
         self._keep_sum(decision)
-        self.arrive(decision.to, decision.applied, fold(self.totals, decision.counts))
+        totals = fold(self.totals, decision.counts)
+        self.arrive(decision.to, decision.applied, totals, before=decision.mark)
         return self.mark
 
     return [(StageOwner, "decide", decide)]

@@ -82,7 +82,7 @@ class Schedule:
 
     ``standbys``: trainers beside the first; ``skew``: clocks are up to ten minutes apart;
     ``tight``: queues and contexts that hold next to nothing. ``moves``: nodes move between the
-    stages, all the time.
+    stages, all the time. ``delay``: with delayed updates.
     """
 
     seed: int
@@ -96,6 +96,7 @@ class Schedule:
     skew: bool = False
     tight: bool = False
     moves: bool = False
+    delay: bool = False
 
     def keep(self, numbers: Collection[int]) -> Schedule:
         """With only the faults of these numbers."""
@@ -117,8 +118,9 @@ class Schedule:
             f"seed {self.seed}: {'counting' if self.counting else 'bits'}, {self.steps} steps, "
             f"{self.replicas} replicas, {self.standbys} standbys, "
             f"checkpoint every {self.checkpoint_every}, staleness {self.staleness_s:g} s, "
-            f"skew {self.skew}, tight {self.tight}{', moves' if self.moves else ''}"
+            f"skew {self.skew}, tight {self.tight}"
         )
+        head += (", moves" if self.moves else "") + (", delay" if self.delay else "")
         return "\n".join([head, *(f"  {i}: {fault}" for i, fault in enumerate(self.faults))])
 
 
@@ -271,6 +273,9 @@ class Draw:
 MOVING = 1_000_000
 """From this seed on nodes move."""
 
+DELAYED = 2_000_000
+"""From this seed on updates are delayed; nodes move in every third."""
+
 
 def draw(seed: int) -> Schedule:
     """The schedule of ``seed``: odd ones count microbatches, even ones compare bits."""
@@ -291,5 +296,6 @@ def draw(seed: int) -> Schedule:
         staleness_s=rng.choice([0.0] * 8 + [1.0, 3.0]),
         skew=rng.random() < 0.15,
         tight=rng.random() < 0.2,
-        moves=seed >= MOVING,
+        moves=seed >= MOVING and (seed < DELAYED or seed % 3 == 0),
+        delay=seed >= DELAYED,
     )

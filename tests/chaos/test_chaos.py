@@ -16,11 +16,12 @@ import pytest
 from tests.chaos.aimed import aim
 from tests.chaos.chaos import run
 from tests.chaos.rules import RULES, switched_off
-from tests.chaos.schedule import MOVING, Fault, Schedule, What, When, draw
+from tests.chaos.schedule import DELAYED, MOVING, Fault, Schedule, What, When, draw
 from tests.chaos.shrink import Smaller, alike, shrink, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, CHUNK = 200, 20
+OF_DELAYED = 60
 OF_MOVES = 60
 """Seeds in which nodes also move between the stages."""
 
@@ -46,6 +47,12 @@ def check(schedule: Schedule, replay: str) -> None:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_seeds(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        check(draw(seed), whole(seed).command())
+
+
+@pytest.mark.parametrize("first", range(DELAYED, DELAYED + OF_DELAYED, CHUNK))
+def test_seeds_with_delayed_updates(first: int) -> None:
     for seed in range(first, first + CHUNK):
         check(draw(seed), whole(seed).command())
 

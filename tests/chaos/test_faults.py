@@ -200,12 +200,12 @@ def test_adding_fails_half_way(expected) -> None:
         add = owner._add
         calls = iter(range(1000))
 
-        def half() -> None:
+        def half(book) -> None:
             if next(calls) == 5:
                 owner.model.accumulators[: owner.model.length // 2] += 7
                 failed.append("once")
                 raise RuntimeError("out of memory")
-            add()
+            add(book)
 
         owner._add = half  # type: ignore[method-assign]
 
@@ -225,10 +225,10 @@ def test_the_audit_sees_a_microbatch_that_is_not_counted_once(times: int) -> Non
         owner = world.of_stage(1)[0].stage
         add = owner._add
 
-        def wrong() -> None:
+        def wrong(book) -> None:
             for _ in range(times if len(owner.ledger.held) == 3 else 1):
                 gradients = owner.model._gradients
-                add()
+                add(book)
                 owner.model._gradients = gradients
 
         owner._add = wrong  # type: ignore[method-assign]

@@ -27,8 +27,8 @@ class Tally:
             return
         owner, add = peer.stage, peer.stage._add
 
-        def counted() -> None:
-            add()
+        def counted(book) -> None:
+            add(book)
             self.order.append(peer.peer_id)
             for at, event in self._at:
                 if len(self.order) >= at:

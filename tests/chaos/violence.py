@@ -20,6 +20,7 @@ from peers.faults import (
     across,
 )
 from peers.leading import Start
+from swarm.core.books import Book
 from swarm.core.step import Step
 from tests.chaos.chaos import TRAINERS, ChaosRealm, lives
 from tests.chaos.eye import Eye
@@ -163,9 +164,11 @@ class Violence:
         stage = peer.stage
         add = stage._add
 
-        def half() -> None:
+        def half(book: Book) -> None:
             stage._add = add  # type: ignore[method-assign]
-            stage.model.accumulators[: stage.model.length // 2] += 7
+            sums = stage.model._ahead if book is Book.AHEAD else stage.model.accumulators
+            assert sums is not None
+            sums[: stage.model.length // 2] += 7
             if fault.what is What.KILL_WHILE_ADDING:
                 self._kill(fault, peer)
             raise RuntimeError("out of memory")

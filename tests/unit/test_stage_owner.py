@@ -105,7 +105,8 @@ def test_adding_is_whole_or_not_at_all(owner: StageOwner, error: Exception) -> N
     count(owner, 0, 1)
     accumulate = owner.model.accumulate
 
-    def half() -> None:
+    def half(*, ahead: bool) -> None:
+        assert not ahead
         owner.model.accumulators[:5] += 1
         raise error
 
