@@ -61,7 +61,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
             raise ConfigError("--stage", options.stage, f"0 to {stages - 1} in this run")
         rng = random.Random()
         device = choose_device(options.device, reproducible=manifest.reproducible.enabled)
-        free_bytes = device.memory_bytes or free_memory()
+        free_bytes = free_memory() if device.memory_bytes is None else device.memory_bytes
         say(f"computes on {device.words}, {free_bytes / GIB:.1f} GiB of memory free")
         choice = Choice(stage_needs(manifest, spec), options.memory_bytes or free_bytes)
         stage = options.stage

@@ -61,7 +61,7 @@ class AdamW:
         do.multiply(g, 1.0 - beta1, out=g)
         do.add(m, g, out=m)
         do.sqrt(v, out=tmp)
-        do.divide(tmp, math.sqrt(update.bias2), out=tmp)
+        do.divide(tmp, _divisor(math.sqrt(update.bias2), tmp), out=tmp)
         do.add(tmp, section.eps, out=tmp)
         do.divide(m, tmp, out=tmp)
         if section.weight_decay:
@@ -100,6 +100,14 @@ def _arithmetic(*tensors: Tensor) -> tuple[Any, list[Any]]:
     if tensors[0].device.type == "cpu":
         return np, [tensor.numpy() for tensor in tensors]
     return torch, list(tensors)
+
+
+def _divisor(value: float, divided: Any) -> Any:
+    """``value`` as ``divided`` has to be divided by it, so that the quotient is rounded once.
+
+    On CUDA torch inverts a number and multiplies, which rounds twice; a tensor it divides by.
+    """
+    return divided.new_full((), value) if isinstance(divided, Tensor) else value
 
 
 def make_optimizer(section: OptimizerSection, weights: Tensor) -> Optimizer:
