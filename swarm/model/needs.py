@@ -47,11 +47,13 @@ def bytes_per_value(manifest: Manifest) -> int:
     """Bytes of a replica for each trainable number.
 
     Weight, its gradient, the optimizer's state; and three sums (accumulator, the sum of the round
-    under way, the last decided one), which are twice as wide in reproducible mode.
+    under way, the last decided one), which are twice as wide in reproducible mode. With delayed
+    updates also the older weights, and the accumulator of the step ahead.
     """
+    delay = manifest.step.delay
     state = 2 if manifest.optimizer.kind == "adamw" else int(manifest.optimizer.momentum > 0)
-    sums = 3 * (8 if manifest.reproducible.enabled else 4)
-    return 4 * (2 + state) + sums
+    sums = (3 + delay) * (8 if manifest.reproducible.enabled else 4)
+    return 4 * (2 + state + delay) + sums
 
 
 def _built(manifest: Manifest, spec: ModelSpec, index: int) -> nn.Module:
