@@ -43,6 +43,8 @@ count = {stages}
 [batch]
 microbatch = {microbatch}
 microbatches = {microbatches}
+[step]
+delay = {delay}
 [optimizer]
 lr = 0.001
 warmup_steps = 20
@@ -59,19 +61,30 @@ class Layout:
     stages: int
     replicas: int
     microbatches: int = 16
+    delay: int = 0
 
     @property
     def name(self) -> str:
         more = f", {self.microbatches} microbatches" if self.microbatches != 16 else ""
+        more += ", delayed" if self.delay else ""
         return f"swarm, {self.stages} x {self.replicas}{more}"
 
     @property
     def synchronous_limit(self) -> float:
-        """Of the processors' time: what a step leaves while its pipeline fills and drains."""
-        return self.microbatches / (self.microbatches + self.stages - 1)
+        """Of the processors' time: what a step leaves while its pipeline fills and drains.
+
+        With delayed updates the next step fills it.
+        """
+        return 1.0 if self.delay else self.microbatches / (self.microbatches + self.stages - 1)
 
 
-LAYOUTS = (Layout(2, 1), Layout(2, 2), Layout(4, 1), Layout(2, 1, microbatches=64))
+LAYOUTS = (
+    Layout(2, 1),
+    Layout(2, 2),
+    Layout(4, 1),
+    Layout(2, 1, microbatches=64),
+    Layout(2, 1, delay=1),
+)
 PYTORCH = "PyTorch Schedule1F1B, 2 stages"
 
 
@@ -85,6 +98,7 @@ def swarm(config: PipelineConfig, layout: Layout, steps: int, one: float) -> dic
         microbatch=config.microbatch,
         microbatches=layout.microbatches,
         stages=layout.stages,
+        delay=layout.delay,
         steps=steps + WARM_UP,
     )
     flags = ("--replicas", str(layout.replicas))
