@@ -152,17 +152,16 @@ def smooth(losses: Sequence[float]) -> list[float]:
     return [statistics.fmean(losses[start : start + SMOOTHED]) for start in starts]
 
 
-def many(text: str) -> int:
-    """For argparse: a number of steps."""
-    value = int(text)
-    if not LAST <= value <= 100_000:
+def step_count(text: str) -> int:
+    """For argparse."""
+    if not (text.isdecimal() and LAST <= int(text) <= 100_000):
         raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from {LAST} to 100000")
-    return value
+    return int(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=many, default=300)
+    parser.add_argument("--steps", type=step_count, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of first weights and data")
     parser.add_argument(
         "--only", choices=list(VARIANTS), nargs="+", default=list(VARIANTS), help="beside fp32"
