@@ -10,7 +10,9 @@ How far runs come apart by rounding alone is shown by "fp32, 1 replica": it adds
 in another order.
 
 Prints the final losses (mean of the last 20 steps, and on held-out data) and their difference to
-fp32. About a minute for 300 steps of one variant on one core.
+fp32. A single seed is one path: where training is near an instability, any rounding may send it to
+either side for good, so that several seeds say more; losses are then means over the seeds. Half a
+minute for 300 steps of one variant on one core, so four minutes a seed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from peers.plots import GREY, dress
-from scripts._bench import Progress, write_json
+from scripts._bench import Progress, whole, write_json
 from scripts._replicas_in_one import ReplicasInOne
 from swarm.manifest import Manifest
 from swarm.reference import Averaging, Reference
@@ -88,6 +90,7 @@ def train(name: str, steps: int, seed: int, tell: Callable[[int, float], None]) 
         held_out = result.eval_loss
         tell(step, result.loss)
     return {
+        "seed": seed,
         "wire": wire,
         "averaging": averaging,
         "replicas": replicas,
@@ -98,20 +101,38 @@ def train(name: str, steps: int, seed: int, tell: Callable[[int, float], None]) 
     }
 
 
+def over_seeds(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The same variant with several seeds: means of its losses, and each run."""
+    return {
+        "loss": statistics.fmean(run["loss"] for run in runs),
+        "eval_loss": statistics.fmean(run["eval_loss"] for run in runs),
+        "losses": [
+            statistics.fmean(step) for step in zip(*(r["losses"] for r in runs), strict=True)
+        ],
+        "by_seed": list(runs),
+    }
+
+
 def compare(runs: dict[str, dict[str, Any]]) -> None:
-    """Add to each run its differences to fp32, in per cent of the loss; less than 0 is better."""
+    """Add to each variant, and each of its seeds, the differences to fp32.
+
+    In per cent of the loss; less than 0 is better.
+    """
     base = runs[FP32]
     for run in runs.values():
+        pairs = [(run, base), *zip(run["by_seed"], base["by_seed"], strict=True)]
         for key in ("loss", "eval_loss"):
-            run[f"{key}_off_per_cent"] = 100 * (run[key] / base[key] - 1)
+            for one, zero in pairs:
+                one[f"{key}_off_per_cent"] = 100 * (one[key] / zero[key] - 1)
 
 
 def show(runs: dict[str, dict[str, Any]], steps: int) -> None:
-    first, last = "loss, last 20 steps", "held-out loss"
-    print(f"{steps} steps".ljust(18) + f"{first:>20}{'to fp32':>10}{last:>16}{'to fp32':>10}")
+    seeds = len(runs[FP32]["by_seed"])
+    print(f"{steps} steps, {seeds} seed{'s' * (seeds > 1)}: losses, and per cent more than fp32")
+    print(f"{'':18}{'last 20 steps':>14}{'held out':>32}")
     for name, run in runs.items():
-        loss = f"{run['loss']:20.4f}{run['loss_off_per_cent']:+9.2f}%"
-        print(f"{name:18}{loss}{run['eval_loss']:16.4f}{run['eval_loss_off_per_cent']:+9.2f}%")
+        cells = (f"{run[key]:10.4f} {difference(run, key):21}" for key in ("loss", "eval_loss"))
+        print(f"{name:18}" + "".join(cells))
     outside = [
         name
         for name, run in runs.items()
@@ -119,6 +140,14 @@ def show(runs: dict[str, dict[str, Any]], steps: int) -> None:
     ]
     verdict = "not " + ", ".join(outside) if outside else "all"
     print(f"Within {WITHIN_PER_CENT} % of fp32 in both losses: {verdict}")
+
+
+def difference(run: dict[str, Any], key: str) -> str:
+    """To fp32, in per cent, and from which to which seed it reaches."""
+    key = f"{key}_off_per_cent"
+    each = [one[key] for one in run["by_seed"]]
+    reach = f" ({min(each):+.2f}..{max(each):+.2f})" if len(each) > 1 else ""
+    return f"{run[key]:+.2f}%{reach}"
 
 
 def plot(runs: dict[str, dict[str, Any]], path: Path) -> None:
@@ -162,7 +191,7 @@ def step_count(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=step_count, default=300)
-    parser.add_argument("--seed", type=int, default=0, help="of first weights and data")
+    parser.add_argument("--seeds", type=whole, default=1, help="runs of each variant: 0, 1, ...")
     parser.add_argument(
         "--only", choices=list(VARIANTS), nargs="+", default=list(VARIANTS), help="beside fp32"
     )
@@ -173,17 +202,21 @@ def main() -> None:
     torch.set_num_threads(1)
     steps = 40 if options.quick else options.steps
     names = [name for name in VARIANTS if name == FP32 or name in options.only]
-    progress, runs = Progress("convergence"), {}
-    for number, name in enumerate(names, 1):
+    progress = Progress("convergence")
+    found: dict[str, list[dict[str, Any]]] = {}
+    todo = [(name, seed) for seed in range(options.seeds) for name in names]
+    for number, (name, seed) in enumerate(todo, 1):
+        head = f"{name}, seed {seed} ({number} of {len(todo)})"
 
-        def tell(step: int, loss: float, name: str = name, number: int = number) -> None:
-            progress(f"{name} ({number} of {len(names)}), step {step + 1} of {steps}: {loss:.3f}")
+        def tell(step: int, loss: float, head: str = head) -> None:
+            progress(f"{head}, step {step + 1} of {steps}: {loss:.3f}")
 
-        runs[name] = train(name, steps, options.seed, tell)
+        found.setdefault(name, []).append(train(name, steps, seed, tell))
     progress.clear()
+    runs = {name: over_seeds(of_seeds) for name, of_seeds in found.items()}
     compare(runs)
     show(runs, steps)
-    write_json(options.json, {"steps": steps, "seed": options.seed, "runs": runs})
+    write_json(options.json, {"steps": steps, "runs": runs})
     if options.plot is not None:
         plot(runs, options.plot)
 
