@@ -132,7 +132,7 @@ def show(runs: dict[str, dict[str, Any]], steps: int) -> None:
     print(f"{'':18}{'last 20 steps':>14}{'held out':>32}")
     for name, run in runs.items():
         cells = (f"{run[key]:10.4f} {difference(run, key):21}" for key in ("loss", "eval_loss"))
-        print(f"{name:18}" + "".join(cells))
+        print((f"{name:18}" + "".join(cells)).rstrip())
     outside = [
         name
         for name, run in runs.items()
