@@ -1,15 +1,17 @@
 """The same run in one process, with the same arithmetic: the oracle of the tests.
 
 Every stage model in turn, the wire's codecs at each boundary, each microbatch's gradient computed
-by itself and added in the order of ``m``.
+by itself and added in the order of ``m``. What replicas of a stage do to a sum is left to an
+``Averaging``; without one a stage has one replica.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,6 +52,26 @@ class ReferenceRun:
     results: list[StepResult]
 
 
+class Averaging(Protocol):
+    """How ``replicas`` replicas of each stage sum their gradients. Microbatch ``m`` counts at
+    replica ``m % replicas``.
+    """
+
+    replicas: int
+
+    def sum(self, stage: int, gradients: Sequence[Tensor]) -> Tensor:
+        """What all replicas of ``stage`` hold after the round.
+
+        ``gradients``: each replica's, flat, of one length and dtype; they stay as they are.
+        The sum may be overwritten by the next call for this stage.
+        """
+        ...
+
+    def decided(self, *, applied: bool) -> None:
+        """The step of the last sums was applied, or skipped."""
+        ...
+
+
 def run_reference(
     manifest: Manifest,
     *,
@@ -83,7 +105,12 @@ def run_reference(
 class Reference:
     """The state of a run in one process; ``step`` takes it one step further."""
 
-    def __init__(self, manifest: Manifest, allow: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        allow: Collection[str] = (),
+        averaging: Averaging | None = None,
+    ) -> None:
         spec = model_spec(manifest, allow)
         self._manifest = manifest
         self._batches, self.data_sha256 = load_batches(
@@ -98,6 +125,14 @@ class Reference:
         self._activations = get_codec(manifest.wire.activations)
         self._gradients = get_codec(manifest.wire.gradients)
         self.stages = [StageModel(manifest, spec, i) for i in range(manifest.stages.count)]
+        self._averaging = averaging
+        count = averaging.replicas if averaging else 1
+        # The first replica's accumulators are the stage's own.
+        self._held = [
+            [stage.accumulators, *(torch.zeros_like(stage.accumulators) for _ in range(count - 1))]
+            for stage in self.stages
+        ]
+        """Accumulators by stage and replica."""
         self._t = 0
         self._applied = 0
 
@@ -112,16 +147,21 @@ class Reference:
         for m in range(batch.microbatches):
             if stop():
                 return None
+            self._use_accumulators(m)
             part, all_finite = self._microbatch(*self._batches.train(t, m))
             parts.append(part)
             finite = finite and all_finite
-        norms = [stage.squared_norm(stage.accumulators) for stage in self.stages]
+        totals = [self._total(index) for index in range(len(self.stages))]
+        norms = [s.squared_norm(total) for s, total in zip(self.stages, totals, strict=True)]
         squared = [value for value, _ in norms]
         finite = finite and all(stage_finite for _, stage_finite in norms)
         update = make_update(manifest.optimizer, t, self._applied, squared, finite)
-        for stage in self.stages:
-            stage.apply(None if update.skip else stage.accumulators, update)
-            stage.clear_accumulators()
+        for stage, total, held in zip(self.stages, totals, self._held, strict=True):
+            stage.apply(None if update.skip else total, update)
+            for accumulators in held:
+                accumulators.zero_()
+        if self._averaging:
+            self._averaging.decided(applied=not update.skip)
         self._t += 1
         self._applied += not update.skip
         seconds = clock() - began
@@ -136,6 +176,15 @@ class Reference:
             skipped=update.skip,
             eval_loss=self.evaluate() if every and self._is_due(every) else None,
         )
+
+    def _use_accumulators(self, m: int) -> None:
+        """Those of the replica where ``m`` counts."""
+        for stage, held in zip(self.stages, self._held, strict=True):
+            stage.swap_accumulators(held[m % len(held)])
+
+    def _total(self, stage: int) -> Tensor:
+        held = self._held[stage]
+        return held[0] if self._averaging is None else self._averaging.sum(stage, held)
 
     def _is_due(self, every: int) -> bool:
         return self._t % every == 0 or self._t == self._manifest.run.steps

@@ -24,6 +24,7 @@ from peers.stage import PIECE, StageOwner
 from peers.summing import Summing
 from peers.tensors import RAW, Expected, unpack
 from peers.transport import Frame
+from scripts._replicas_in_one import ReplicasInOne
 from swarm.core.step import Decision
 from swarm.core.update import Update
 from swarm.manifest import Manifest
@@ -355,6 +356,32 @@ def test_all_members_hold_equal_bits_and_vote_alike(codec: str, members: int) ->
             assert votes[0].squared_norm == pytest.approx(float(sums[0].double().square().sum()))
 
     with_group(test, members, wire__averaging=codec)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("codec", ["fp32", *LOSSY])
+def test_replicas_in_one_process_sum_to_the_bits_of_real_rounds(codec: str, members: int) -> None:
+    """What ``scripts/convergence.py`` trains with; error feedback and a skipped step included."""
+
+    async def test(group: Group) -> None:
+        model, everyone = ReplicasInOne(members, codec), range(members)
+        for step, skip in enumerate([False, False, True, False]):
+            group.hold(step, everyone)
+            held = [member.stage.model.accumulators.clone() for member in group.members]
+            expected = model.sum(1, held)
+            await group.round(everyone)
+            applied = await group.decide(everyone, skip=skip)
+            model.decided(applied=not skip)
+            if not skip:
+                assert applied is not None
+                assert torch.equal(applied, expected)
+
+    with_group(test, members, wire__averaging=codec)
+
+
+def test_one_replica_does_not_average() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        ReplicasInOne(1, "fp32")
 
 
 def test_reproducible_rounds_sum_integers_exactly() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swarm.data import load_batches
@@ -198,6 +198,43 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(source: str) -> No
     assert all(torch.equal(a, b) for a, b in zip(weights[0], weights[1], strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(weights[1], weights[2], strict=True))
     assert all(math.isfinite(result.loss) for result in results)
+
+
+class Adding:
+    """Two replicas whose gradients are added; remembers what it was told."""
+
+    replicas = 2
+
+    def __init__(self) -> None:
+        self.unlike = 0
+        self.applied: list[bool] = []
+
+    def sum(self, stage: int, gradients: Sequence[Tensor]) -> Tensor:
+        first, second = gradients
+        self.unlike += bool(first.any()) and bool(second.any()) and not torch.equal(first, second)
+        return first + second
+
+    def decided(self, *, applied: bool) -> None:
+        self.applied.append(applied)
+
+
+def test_replicas_that_add_their_shares_train_as_one_does(source: str) -> None:
+    manifest, adding = manifest_of(source), Adding()
+    reference = Reference(manifest, averaging=adding)
+    results = [reference.step(lambda: 0.0) for _ in range(10)]
+    assert [r.loss for r in results if r] == pytest.approx(
+        [r.loss for r in run(manifest, 10)], rel=1e-5
+    )
+    assert adding.unlike == 10 * 3, "in each step and stage, both count microbatches of their own"
+    assert adding.applied == [True] * 10
+
+
+def test_an_averaging_is_told_of_a_skipped_step(source: str) -> None:
+    reference = Reference(manifest_of(source), averaging=(adding := Adding()))
+    spoil(reference.stages[1], {4})
+    skipped = [result.skipped for _ in range(3) if (result := reference.step(lambda: 0.0))]
+    assert skipped == [False, True, False]
+    assert adding.applied == [True, False, True]
 
 
 def digits_manifest(**args: object) -> Manifest:
