@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.mirror import Mirror
 from peers.residual import Residual
 from swarm.core import flight
-from swarm.core.books import Book, book_of
+from swarm.core.books import Book, book_of, step_of
 from swarm.core.ledger import Ledger, Verdict
 from swarm.core.step import Decision
 from swarm.core.totals import Totals, fold
@@ -205,7 +205,8 @@ class StageOwner:
 
     def _is_older(self, attempt: Attempt) -> bool:
         """Whether ``attempt`` is computed on the weights before those of the mark."""
-        return self.ahead is not None and self._ledger(attempt).book is Book.OWN
+        own = self._ledger(attempt).book is Book.OWN
+        return own and self._manifest.step.delays(step_of(attempt))
 
     @property
     def _ledgers(self) -> list[Ledger]:

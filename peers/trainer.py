@@ -184,8 +184,8 @@ class Trainer:
         t, batch = self.mark.t, self.manifest.batch
         step = self.beside or self._new_step()
         step.may_close = True
-        if self._delay:
-            self.beside = self._new_step(step) if t + 1 < self.manifest.run.steps else None
+        further = t + 1 < self.manifest.run.steps
+        self.beside = self._new_step(step) if further and self.manifest.step.delays(t + 1) else None
         self._inherit(step)
         self._phases, self._counted_at = {}, float("inf")
         await self._drive(step)

@@ -52,21 +52,37 @@ VARIANTS: Mapping[str, tuple[str, str, int]] = {
     "int8 averaging": ("fp32", "int8", REPLICAS),
     "int8 both": ("int8", "int8", REPLICAS),
     "fp32, delayed": ("fp32", "fp32", REPLICAS),
+    "fp32, delayed after 100": ("fp32", "fp32", REPLICAS),
 }
 """Codec of the wire, codec of averaging, replicas of a stage."""
 
-COLOURS = ("#1f5fa8", GREY, "#2a8a5c", "#d9541e", "#7ab648", "#8e44ad", "#b8860b", "#444444")
-DELAYED = "fp32, delayed"
+COLOURS = (
+    "#1f5fa8",
+    GREY,
+    "#2a8a5c",
+    "#d9541e",
+    "#7ab648",
+    "#8e44ad",
+    "#b8860b",
+    "#444444",
+    "#c03a6b",
+)
+DELAYED = {"fp32, delayed": 0, "fp32, delayed after 100": 100}
+"""So many steps are done without delay first."""
 
 
-def manifest_of(wire: str, averaging: str, steps: int, seed: int, delay: int) -> Manifest:
+def manifest_of(
+    wire: str, averaging: str, steps: int, seed: int, delay_after: int | None
+) -> Manifest:
+    """``delay_after`` None: without delayed updates."""
+    delay = {"delay": 0} if delay_after is None else {"delay": 1, "delay_after": delay_after}
     return Manifest.from_tree(
         {
             "name": "convergence",
             "seed": seed,
             "model": {"d_model": 64, "layers": 4, "heads": 4, "sequence": 64},
             "stages": {"count": 3},
-            "step": {"delay": delay},
+            "step": delay,
             "batch": {"microbatch": 8, "microbatches": 4},
             "optimizer": {
                 "lr": 3e-3,
@@ -84,7 +100,7 @@ def train(name: str, steps: int, seed: int, tell: Callable[[int, float], None]) 
     """One variant: its losses, step by step, and what they come to."""
     wire, averaging, replicas = VARIANTS[name]
     summing: Averaging | None = ReplicasInOne(replicas, averaging) if replicas > 1 else None
-    manifest = manifest_of(wire, averaging, steps, seed, int(name == DELAYED))
+    manifest = manifest_of(wire, averaging, steps, seed, DELAYED.get(name))
     run = Reference(manifest, averaging=summing)
     losses, held_out, began = [], None, time.perf_counter()
     for step in range(steps):
@@ -133,14 +149,14 @@ def compare(runs: dict[str, dict[str, Any]]) -> None:
 def show(runs: dict[str, dict[str, Any]], steps: int) -> None:
     seeds = len(runs[FP32]["by_seed"])
     print(f"{steps} steps, {seeds} seed{'s' * (seeds > 1)}: losses, and per cent more than fp32")
-    print(f"{'':18}{'last 20 steps':>14}{'held out':>32}")
+    print(f"{'':24}{'last 20 steps':>14}{'held out':>32}")
     for name, run in runs.items():
         cells = (f"{run[key]:10.4f} {difference(run, key):21}" for key in ("loss", "eval_loss"))
-        print((f"{name:18}" + "".join(cells)).rstrip())
+        print((f"{name:24}" + "".join(cells)).rstrip())
     outside = [
         name
         for name, run in runs.items()
-        if name != DELAYED
+        if name not in DELAYED
         and max(abs(run["loss_off_per_cent"]), abs(run["eval_loss_off_per_cent"])) > WITHIN_PER_CENT
     ]
     verdict = "not " + ", ".join(outside) if outside else "all"

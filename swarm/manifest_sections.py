@@ -175,10 +175,22 @@ class Step(Section):
 
     So each step's gradients are of the weights before the last update (delayed parameter updates,
     Ren et al., ZeRO-Offload, 2021). A replica keeps one older copy of its weights, and the sums of
-    two steps.
+    two steps. Where updates are large, above all at first, the loss falls more slowly for it.
     """
 
     delay: int = whole(0, 0, 1)
+    delay_after: int = whole(0, 0, 1 << 40)
+    """Steps that are done without delay first."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.delay_after and not self.delay:
+            raise ConfigError("step.delay_after", self.delay_after, "0 with step.delay = 0")
+        return self
+
+    def delays(self, t: int) -> bool:
+        """Whether step ``t`` is computed on the weights before the last update."""
+        return self.delay > 0 and t >= self.delay_after
 
 
 class Wire(Section):

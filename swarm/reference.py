@@ -207,7 +207,7 @@ class Reference:
         A stage whose gradient is not finite counts nothing.
         """
         x, graphs = torch.from_numpy(inputs), []
-        older = self._manifest.step.delay > 0
+        older = self._manifest.step.delays(self._t)
         for stage in self.stages[:-1]:
             x, graph = stage.forward(x, older=older)
             graphs.append(graph)

@@ -54,6 +54,7 @@ def manifest_of(
     tight: bool = False,
     moves: bool = False,
     delay: bool = False,
+    delay_after: int = 0,
 ) -> Manifest:
     changes: dict[str, object] = {
         "model__kind": TINY,
@@ -64,6 +65,7 @@ def manifest_of(
         "limits__state_piece": 16,
         "run__steps": steps,
         "step__delay": int(delay),
+        "step__delay_after": delay_after,
         "run__checkpoint_every": checkpoint_every,
         "start__replicas": replicas,
         "trainers": [identity(number + 1).peer_id for number in range(TRAINERS)],
@@ -89,9 +91,11 @@ def manifest_of(
 
 
 @functools.lru_cache(maxsize=16)
-def expected(steps: int, delay: bool) -> tuple[str, list[float]]:
+def expected(steps: int, delay: bool, delay_after: int) -> tuple[str, list[float]]:
     """SHA-256 of the final weights, and the losses, of the run in one process."""
-    manifest = manifest_of(counting=False, steps=steps, replicas=1, delay=delay)
+    manifest = manifest_of(
+        counting=False, steps=steps, replicas=1, delay=delay, delay_after=delay_after
+    )
     run = reference(manifest, steps)
     return run.sha256, [result.loss for result in run.results]
 
@@ -110,7 +114,8 @@ class ChaosSeat(Seat):
         super().step_done(trainer, done)
         schedule = self.realm.schedule
         if not schedule.counting:
-            self.realm.audit.losses(done, expected(schedule.steps, schedule.delay)[1])
+            losses = expected(schedule.steps, schedule.delay, schedule.delay_after)[1]
+            self.realm.audit.losses(done, losses)
 
     async def complete(self, trainer: Trainer) -> None:
         """The replicas are still there; the run is over when those that live are all members."""
@@ -237,6 +242,7 @@ def run(schedule: Schedule) -> Outcome:
         tight=schedule.tight,
         moves=schedule.moves,
         delay=schedule.delay,
+        delay_after=schedule.delay_after,
     )
     eye = Eye(random.Random(schedule.seed + 1))
     kept: list[ChaosRealm] = []
@@ -314,7 +320,7 @@ def _store(schedule: Schedule) -> MemoryDirectoryStore:
 def _verdict(realm: ChaosRealm) -> list[str]:
     schedule, audit = realm.schedule, realm.audit
     if realm.weights and not schedule.counting:
-        sha256, _ = expected(schedule.steps, schedule.delay)
+        sha256, _ = expected(schedule.steps, schedule.delay, schedule.delay_after)
         if realm.weights != sha256:
             audit.found("the final weights are not those of the reference")
     takeovers = {(seat, term) for _, seat, term in realm.led if seat != 1}

@@ -97,6 +97,7 @@ class Schedule:
     tight: bool = False
     moves: bool = False
     delay: bool = False
+    delay_after: int = 0
 
     def keep(self, numbers: Collection[int]) -> Schedule:
         """With only the faults of these numbers."""
@@ -120,7 +121,9 @@ class Schedule:
             f"checkpoint every {self.checkpoint_every}, staleness {self.staleness_s:g} s, "
             f"skew {self.skew}, tight {self.tight}"
         )
-        head += (", moves" if self.moves else "") + (", delay" if self.delay else "")
+        head += (", moves" if self.moves else "") + (
+            f", delay after {self.delay_after}" if self.delay else ""
+        )
         return "\n".join([head, *(f"  {i}: {fault}" for i, fault in enumerate(self.faults))])
 
 
@@ -298,4 +301,5 @@ def draw(seed: int) -> Schedule:
         tight=rng.random() < 0.2,
         moves=seed >= MOVING and (seed < DELAYED or seed % 3 == 0),
         delay=seed >= DELAYED,
+        delay_after=seed % 5 % 3 if seed >= DELAYED else 0,
     )

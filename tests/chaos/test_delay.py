@@ -49,6 +49,17 @@ def test_the_first_two_steps_are_computed_on_the_initial_weights() -> None:
     assert sum(late[-5:]) < sum(late[:5]) * 0.75
 
 
+def test_the_first_steps_may_be_done_without_delay() -> None:
+    manifest = delayed(step__delay_after=3, **EXACT)
+    world = train(manifest, 2, 6)
+    expected = reference(manifest, 6)
+    assert world.sha256() == expected.sha256
+    prompt = [result.loss for result in reference(digits_manifest(**EXACT), 6).results]
+    losses = [result.loss for result in expected.results]
+    assert losses[:3] == prompt[:3]
+    assert losses[3:] != prompt[3:]
+
+
 def test_every_microbatch_counts_once_in_either_book() -> None:
     train(delayed(), 2, 4, counting=True)
 
