@@ -267,8 +267,11 @@ class Averager:
         summing = self._summing
         if summing is None or not self._is(round_):
             return
-        alone = len(round_.members) == 1
-        looks = None if alone else [summing.looks[piece] for piece in range(len(self._pieces))]
+        looks = None
+        if len(round_.members) > 1:
+            if not await self._aside(round_, Summing.look_at_all):
+                return
+            looks = [summing.looks[piece] for piece in range(len(self._pieces))]
         seal = partial(self._host.stage.seal, round_.stamp, looks)
         sealed: Sealed | None = await self._lane.control("seal", seal)
         if sealed is None or not self._is(round_):

@@ -149,9 +149,11 @@ class SocketStream:
             except OSError as error:
                 finished.set_exception(StreamCut(f"cut: {error.strerror}"))
 
-        watch(self._sock, on_ready)
+        # By number: where a number is new, the loop writes an error message with the name of what
+        # it was given, and that of a socket costs as much as all the rest.
+        watch(self._sock.fileno(), on_ready)
         try:
             await finished
         finally:
             if self._sock.fileno() >= 0:
-                unwatch(self._sock)
+                unwatch(self._sock.fileno())

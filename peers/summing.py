@@ -42,6 +42,7 @@ class Summing:
         """Of the pieces whose sum is here, by number."""
         self.residual: Tensor | None = None
         self.lost: Tensor | None = None
+        self._unseen: list[int] = []
         self._gradient, self._total = gradient, total
         self._codec, self._look = codec, look
 
@@ -60,7 +61,8 @@ class Summing:
     def add(self, piece: int, parts: Sequence[Tensor | None]) -> Packed:
         """Sum a piece of ours over ``parts``, in order; None stands for our own part.
 
-        Returns the sum as it is sent; without a codec, from ``total``'s own memory.
+        Returns the sum as it is sent; without a codec, from ``total``'s own memory. The others wait
+        for it, so it is looked at later, when it is on its way.
         """
         where = self.pieces[piece]
         total = self._total[where]
@@ -71,12 +73,10 @@ class Summing:
             torch.add(given[0], given[1], out=total)
         for part in given[2:]:
             total.add_(part)
+        self._unseen.append(piece)
         if self.lost is None:
-            packed = pack([(total, self._codec)])
-        else:
-            packed = self._add_lossy(total, where)
-        self.looks[piece] = self._look(total)
-        return packed
+            return pack([(total, self._codec)])
+        return self._add_lossy(total, where)
 
     def _add_lossy(self, total: Tensor, where: slice) -> Packed:
         assert self.lost is not None
@@ -87,11 +87,26 @@ class Summing:
         total.copy_(decoded)
         return packed
 
+    def look_at_all(self) -> bool:
+        """Look at whatever has not been looked at: the whole sum is here."""
+        while self._unseen:
+            self._look_at(self._unseen.pop())
+        return True
+
     def put(self, piece: int, tensor: Tensor) -> None:
-        """The sum of a piece has come. What is here already stays: it has been looked at."""
-        if piece not in self.looks:
-            total = self._total[self.pieces[piece]].copy_(tensor)
-            self.looks[piece] = self._look(total)
+        """The sum of a piece has come. What is here already stays: it has been looked at.
+
+        For each that comes, one of our own is looked at: they are as many, and by now on their way.
+        """
+        if piece in self.looks:
+            return
+        self.sum_of(piece).copy_(tensor)
+        self._look_at(piece)
+        if self._unseen:
+            self._look_at(self._unseen.pop())
+
+    def _look_at(self, piece: int) -> None:
+        self.looks[piece] = self._look(self.sum_of(piece))
 
     def send_nothing(self, pieces: Sequence[int]) -> None:
         """We hold nothing, so we send no parts of these pieces: what was lost before stays so."""

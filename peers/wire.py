@@ -21,7 +21,7 @@ from peers.transport import Frame
 from swarm.errors import BadFrame
 
 MAGIC = b"SWRM"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64
 MAX_DEPTH = 16
 """How deep maps and lists of a header may be nested; the header itself is level 1."""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 
 AMPLE_S = 60.0
 START_LIMIT_S = 20.0
-PROTOCOL = "/swarm/call/1"
+PROTOCOL = f"/swarm/call/{wire.VERSION}"
 
 SERVER = """
 import asyncio, sys
@@ -376,9 +376,9 @@ async def ended(stream):
     ("data", "reason"),
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a swarm peer"),
-        (b"SWRM\x02" + bytes(12), "wire version: got 2, this peer speaks 1; upgrade this peer"),
-        (b"SWRM\x01" + b"\xff" * 12, "header too long"),
-        (b"SWRM\x01\x01\0\0\0" + bytes(8) + b"\xc1", "header: not valid msgpack"),
+        (b"SWRM\x03" + bytes(12), "wire version: got 3, this peer speaks 2; upgrade this peer"),
+        (b"SWRM\x02" + b"\xff" * 12, "header too long"),
+        (b"SWRM\x02\x01\0\0\0" + bytes(8) + b"\xc1", "header: not valid msgpack"),
     ],
 )
 async def test_broken_frame_is_refused_with_a_reason_and_its_stream_ends(tmp_path, data, reason):

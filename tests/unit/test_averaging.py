@@ -95,7 +95,9 @@ def test_the_owner_keeps_exactly_what_the_others_decode(codec: str, own: int) ->
     metas, payload = owner.add(0, given)
     total = owner.sum_of(0)
     assert torch.equal(received(metas, payload, codec, "float32", 100), total)
-    assert owner.looks[0] == look(total)
+    assert not owner.looks, "the others wait for the sum, nobody for the look"
+    owner.put(1, total.new_zeros(100))
+    assert owner.looks == {0: look(total), 1: look(total.new_zeros(100))}
     assert all(torch.equal(part, before) for part, before in zip(parts, kept, strict=True))
     exact = (kept[0] + kept[1]) + kept[2]
     if codec == "fp32":
@@ -127,6 +129,25 @@ def test_a_sum_that_was_looked_at_is_not_written_again() -> None:
     mine.put(1, torch.full((4,), 2.0))
     assert mine.sum_of(1).tolist() == [1.0] * 4
     assert mine.looks[1] == look(torch.ones(4))
+
+
+def test_before_the_vote_every_sum_has_been_looked_at_once() -> None:
+    seen: list[int] = []
+    gradient = torch.ones(3)
+    cuts = [slice(n, n + 1) for n in range(3)]
+
+    def noted(sums: Tensor) -> Look:
+        seen.append(int(sums))
+        return look(sums)
+
+    owner = Summing(cuts, gradient, torch.empty(3), "fp32", noted)
+    owner.add(0, [None])
+    owner.add(1, [None, torch.ones(1)])
+    owner.put(2, torch.full((1,), 3.0))
+    assert owner.look_at_all()
+    assert owner.look_at_all()
+    assert sorted(seen) == [1, 2, 3]
+    assert owner.looks == {n: look(torch.full((1,), n + 1.0)) for n in range(3)}
 
 
 # -- what was lost --------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def test_sixteen_levels_pass_and_the_seventeenth_does_not():
     [
         (b"", "cut: a prefix has 17 bytes, got 0"),
         (prefix(magic=b"HTTP"), "not a swarm peer: message starts with b'HTTP', not b'SWRM'"),
-        (prefix(version=2), "wire version: got 2, this peer speaks 1; upgrade this peer"),
-        (prefix(version=0), "wire version: got 0, this peer speaks 1; the other peer must upgrade"),
+        (prefix(version=3), "wire version: got 3, this peer speaks 2; upgrade this peer"),
+        (prefix(version=0), "wire version: got 0, this peer speaks 2; the other peer must upgrade"),
         (prefix(header=201), "header too long: 201 bytes given, 200 allowed"),
         (prefix(payload=2**64 - 1), f"payload too long: {2**64 - 1} bytes given, 1000 allowed"),
     ],
