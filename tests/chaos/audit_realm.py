@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from peers import messages as msg
 from peers.averaging import Averager, cut_pieces
@@ -52,8 +53,8 @@ def digests(total: torch.Tensor) -> set[str]:
     found = set()
     for members in range(1, MOST_MEMBERS + 1):
         pieces = [total[piece].numpy().tobytes() for piece in cut_pieces(len(total), members)]
-        parts = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
-        found.add(hashlib.sha256(parts).hexdigest())
+        parts = b"".join(blake3(piece).digest() for piece in pieces)
+        found.add(blake3(parts).hexdigest())
     return found
 
 
