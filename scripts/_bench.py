@@ -49,10 +49,9 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 
 def whole(text: str) -> int:
     """For argparse."""
-    value = int(text)
-    if not 1 <= value <= 1000:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1000:
         raise argparse.ArgumentTypeError(f"{text}: allowed are whole numbers from 1 to 1000")
-    return value
+    return int(text)
 
 
 def run_parts(
@@ -87,13 +86,15 @@ class Progress:
 
     EVERY_S = 0.5, 15.0
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, every_s: float | None = None) -> None:
+        """``every_s``: the least time between two lines, if not ``EVERY_S``."""
         self._name, self._began, self._drawn = name, time.monotonic(), -inf
         self._live = sys.stderr.isatty()
+        self._every_s = self.EVERY_S[not self._live] if every_s is None else every_s
 
     def __call__(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._drawn < self.EVERY_S[not self._live]:
+        if now - self._drawn < self._every_s:
             return
         self._drawn = now
         line = f"{self._name}, {now - self._began:.0f} s: {text}"

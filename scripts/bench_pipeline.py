@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts._bench import median, read_metrics, swarm_local, whole, write_json
+from scripts._bench import Progress, median, read_metrics, swarm_local, whole, write_json
 from scripts._pipeline_cpu import look, shares
 from scripts._torch_pipeline import PipelineConfig
 from scripts._torch_pipeline import run as torch_pipeline
@@ -130,32 +130,47 @@ def wait_for_steps(process: Popen[bytes], out: Path, steps: int, limit_s: float 
         time.sleep(0.05)
 
 
+def a_round(
+    config: PipelineConfig, layouts: Sequence[Layout], steps: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each system once: its name, and what was found."""
+    one = one_process(config, steps=steps)
+    yield ONE, {"samples_per_s": one}
+    for layout in layouts:
+        few = max(2, steps * 16 // layout.microbatches)
+        yield layout.name, swarm(config, layout, few, one)
+    yield PYTORCH, {"samples_per_s": torch_pipeline(config, steps=steps)}
+
+
 def measure(config: PipelineConfig, layouts: Sequence[Layout], runs: int, steps: int) -> Figures:
-    """All systems in turn, ``runs`` times."""
-    found: dict[str, list[float]] = {}
-    multiples: dict[str, list[float]] = {}
-    details: dict[str, dict[str, Any]] = {}
-    for turn in range(runs):
-        print(f"round {turn + 1} of {runs}: one process", file=sys.stderr)
-        rates = {ONE: one_process(config, steps=steps)}
-        for layout in layouts:
-            print(f"round {turn + 1} of {runs}: {layout.name}", file=sys.stderr)
-            few = max(2, steps * 16 // layout.microbatches)
-            details[layout.name] = swarm(config, layout, few, rates[ONE])
-            rates[layout.name] = details[layout.name]["samples_per_s"]
-        print(f"round {turn + 1} of {runs}: {PYTORCH}", file=sys.stderr)
-        rates[PYTORCH] = torch_pipeline(config, steps=steps)
-        for name, rate in rates.items():
-            found.setdefault(name, []).append(rate)
-            multiples.setdefault(name, []).append(rate / rates[ONE])
+    """All systems in turn, ``runs`` times. Ctrl-C: the rounds until then, if one is whole."""
+    rounds: list[Figures] = []
+    try:
+        for turn in range(runs):
+            progress = Progress(f"round {turn + 1} of {runs}", every_s=0)
+            found: Figures = {}
+            for name, row in a_round(config, layouts, steps):
+                found[name] = row
+                multiple = row["samples_per_s"] / found[ONE]["samples_per_s"]
+                progress(f"{name}: {row['samples_per_s']:.1f} samples/s, {multiple:.2f}")
+            progress.clear()
+            rounds.append(found)
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+        print(f"\nstopped: medians of {len(rounds)} of {runs} rounds", file=sys.stderr)
+    return {name: medians(name, rounds) for name in rounds[-1]}
+
+
+def medians(name: str, rounds: Sequence[Figures]) -> dict[str, Any]:
+    """Of one system over the rounds; where its time went is that of the last."""
+    rates = [found[name]["samples_per_s"] for found in rounds]
+    multiples = [found[name]["samples_per_s"] / found[ONE]["samples_per_s"] for found in rounds]
     return {
-        name: {
-            **{k: v for k, v in details.get(name, {}).items() if k != "samples_per_s"},
-            "samples_per_s": median(rates),
-            "multiple": median(multiples[name]),
-            "multiples": multiples[name],
-        }
-        for name, rates in found.items()
+        **rounds[-1][name],
+        "samples_per_s": median(rates),
+        "multiple": median(multiples),
+        "multiples": multiples,
     }
 
 
@@ -182,7 +197,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     layouts, runs = (LAYOUTS[:1], 1) if options.quick else (LAYOUTS, options.runs)
-    figures = measure(PipelineConfig(), layouts, runs, options.steps)
+    try:
+        figures = measure(PipelineConfig(), layouts, runs, options.steps)
+    except KeyboardInterrupt:
+        sys.exit(130)
     show(figures)
     write_json(options.json, figures)
 
