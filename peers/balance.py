@@ -12,7 +12,6 @@ from dht.records import PeerRecord, PeerState, decode_all, newest, stage_key
 from peers.passes import Counters
 from swarm.core.estimates import Estimate
 from swarm.core.rebalancing import Need, Serving, Settings, View, choose
-from swarm.errors import ConfigError
 from swarm.manifest import Manifest
 from swarm.types import PeerId
 
@@ -73,18 +72,10 @@ async def choose_stage(
     """The stage that lacks a peer most, and how many each has.
 
     Raises:
-        ConfigError: none fits into ``memory_bytes``.
+        ValueError: none fits into ``memory_bytes``.
     """
     view = view_of(needs, await look(directory, manifest)).without(me)
-    try:
-        stage = choose(view, memory_bytes, settings_of(manifest), rng)
-    except ValueError:
-        least = min(need.memory_bytes for need in needs)
-        raise ConfigError(
-            "--memory",
-            f"{memory_bytes / GIB:.2f} GiB",
-            f"at least {least / GIB:.2f} GiB, what the smallest stage of this run takes",
-        ) from None
+    stage = choose(view, memory_bytes, settings_of(manifest), rng)
     return stage, [len(members) for members in view.members]
 
 

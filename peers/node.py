@@ -30,6 +30,7 @@ from swarm.core.rebalancing import Need
 from swarm.errors import SwarmError
 from swarm.manifest import Manifest
 from swarm.model.device import CPU, Device
+from swarm.model.memory import Plan
 from swarm.model.spec import ModelSpec
 from swarm.types import FRESH, PeerId, Replica
 
@@ -55,7 +56,7 @@ class Node:
     copy for checkpoints on this machine's disk. ``choice``: by what to find out whether another
     stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
     ``sequence``: of its last announcement; whoever serves the next stage goes on from there.
-    ``device``: what it computes on.
+    ``device``: what it computes on. ``plan``: how it keeps within the memory there.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Node:
         self.manifest, self.stage = manifest, stage
         self.choice: Choice | None = None
         self.device: Device = CPU
+        self.plan: Plan | None = None
         self.moves_to: int | None = None
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
@@ -92,7 +94,8 @@ class Node:
         Raises:
             TooSlow: this machine cannot keep up with the run.
         """
-        build = partial(StageOwner, self.manifest, self._spec, self.stage, device=self.device)
+        build = partial(StageOwner, self.manifest, self._spec, self.stage)
+        build = partial(build, device=self.device, plan=self.plan)
         owner = await self._executor.lane("build", build)
         async with anyio.create_task_group() as tasks:
             server = self.server = self._serve(owner, tasks)

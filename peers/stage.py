@@ -24,6 +24,7 @@ from swarm.core.totals import Totals, fold
 from swarm.manifest import Manifest
 from swarm.model.device import CPU, Device
 from swarm.model.look import Look, look_at, together
+from swarm.model.memory import Plan
 from swarm.model.probe import look_for
 from swarm.model.spec import ModelSpec
 from swarm.model.stage import Graph, StageModel
@@ -69,9 +70,20 @@ class StageOwner:
     """
 
     def __init__(
-        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: Device = CPU
+        self,
+        manifest: Manifest,
+        spec: ModelSpec,
+        stage: int,
+        *,
+        device: Device = CPU,
+        plan: Plan | None = None,
     ) -> None:
-        self.model = StageModel(manifest, spec, stage, device=device)
+        """``plan``: how it keeps within its memory; None: as the manifest's limits allow."""
+        plan = plan or Plan(manifest.limits.graphs)
+        self.model = StageModel(
+            manifest, spec, stage, device=device, checkpointing=plan.checkpointing
+        )
+        self._kept_graphs = plan.graphs
         self.device, self.spec = device, spec
         self.stage = stage
         self.ledger = Ledger(stage, FRESH)
@@ -110,7 +122,7 @@ class StageOwner:
         refused = self._refused(look_for(self.device, {"given": inputs, "output": output}))
         if refused is not None:
             return refused
-        if keep and len(self._graphs) < self._manifest.limits.graphs:
+        if keep and len(self._graphs) < self._kept_graphs:
             self._graphs[attempt.stamp] = graph
         elif keep:
             self._inputs[attempt.stamp] = inputs

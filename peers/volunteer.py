@@ -45,11 +45,12 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
     async with entered(options.entry, Limits()) as swarm:
         # Imported here: torch takes seconds, and wrong addresses should not wait for it.
         from peers.balance import GIB, choose_stage, free_memory
+        from peers.budget import enough, planned
         from peers.device import choose_device
         from peers.executor import ThreadExecutor
         from peers.node import Choice, Node
         from peers.shelf import Shelf
-        from swarm.model.needs import stage_needs
+        from swarm.model.needs import needs_of, stage_memories
         from swarm.model.registry import model_spec
 
         manifest = await learn_run(swarm, options.entry.join, options.run)
@@ -63,7 +64,9 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
         device = choose_device(options.device, reproducible=manifest.reproducible.enabled)
         free_bytes = free_memory() if device.memory_bytes is None else device.memory_bytes
         say(f"computes on {device.words}, {free_bytes / GIB:.1f} GiB of memory free")
-        choice = Choice(stage_needs(manifest, spec), options.memory_bytes or free_bytes)
+        memories = stage_memories(manifest, spec)
+        memory_bytes = enough(memories, options.memory_bytes or free_bytes)
+        choice = Choice(needs_of(manifest, spec, memories), memory_bytes)
         stage = options.stage
         if stage is None:
             stage, counts = await choose_stage(
@@ -71,11 +74,13 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
                 manifest,
                 choice.needs,
                 swarm.identity.peer_id,
-                choice.memory_bytes,
+                memory_bytes,
                 rng,
             )
-            have = ", ".join(map(str, counts))
-            say(f"chose stage {stage}: the stages have {have} replicas announced")
+            say(
+                f"chose stage {stage}: the stages have {', '.join(map(str, counts))} replicas "
+                "announced"
+            )
         threads = options.threads
         if manifest.reproducible.enabled:
             threads = manifest.reproducible.threads
@@ -93,6 +98,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
                 shelf=Shelf(options.entry.identity.with_suffix(".kept"), manifest.run_id, stage),
             )
             node.choice, node.device = None if options.stay else choice, device
+            node.plan = planned(stage, memories, memory_bytes, say)
             node.sequence = sequence
             leave.hear = node.leave
             # Two stages at a time might not fit, and a node that is over holds itself in circles.

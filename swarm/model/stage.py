@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from swarm.core.update import Update
 from swarm.errors import BadMessage, ConfigError
@@ -79,9 +80,18 @@ class StageModel:
     """
 
     def __init__(
-        self, manifest: Manifest, spec: ModelSpec, stage: int, *, device: Device = CPU
+        self,
+        manifest: Manifest,
+        spec: ModelSpec,
+        stage: int,
+        *,
+        device: Device = CPU,
+        checkpointing: bool = False,
     ) -> None:
         """Build stage ``stage`` with initial weights that follow from the manifest alone.
+
+        ``checkpointing``: a graph keeps the input of each layer only, and computes the rest again
+        in its backward pass, to the same bits.
 
         Raises:
             ConfigError: the model cannot be cut as the manifest says, or has weights that are
@@ -99,6 +109,7 @@ class StageModel:
         self.device = device
         place = device.torch_device
         self._place = place
+        self._checkpointing = checkpointing
         self._bf16 = manifest.model.autocast == "bf16"
         self._precision = _autocast(place) if self._bf16 else contextlib.nullcontext()
         batch = manifest.batch
@@ -333,13 +344,19 @@ class StageModel:
             x = leaf
             with self._precision:
                 for module in weights.modules.values():
-                    x = module(x)
+                    x = self._through(module, x)
             if self._bf16:
                 x = x.to(self.output_spec.torch_dtype)
         if tuple(x.shape) != self.output_spec.batch_shape(len(inputs)):
             given = f"an output of shape {tuple(x.shape[1:])} a sample from layer {self.layers[-1]}"
             raise ConfigError("model.kind", given, f"{self.output_spec.shape}, as its spec says")
         return Graph(leaf, x, weights.flat.parameters)
+
+    def _through(self, module: nn.Module, x: Tensor) -> Tensor:
+        if self._checkpointing:
+            # Layers are pure functions, so there is no random state to keep.
+            return checkpoint(module, x, use_reentrant=False, preserve_rng_state=False)
+        return module(x)
 
     def _gradient(self, total: Tensor, piece: slice) -> Tensor:
         """The float32 gradient of ``total[piece]``, in scratch space."""
