@@ -97,6 +97,17 @@ class Process:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     @property
+    def peaks(self) -> tuple[int, int]:
+        """Largest resident memory until now, bytes: its own, and its daemon's. 0 if it is gone."""
+        pid = self._popen.pid
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            own, *others = [Path(f"/proc/{one}/status").read_text() for one in (pid, *children)]
+        except OSError:
+            return 0, 0
+        return _peak(own), sum(_peak(other) for other in others)
+
+    @property
     def tail(self) -> str:
         """Its last lines."""
         return "\n".join(line for _, line in self.lines[-15:])
@@ -112,6 +123,11 @@ class Process:
         """SIGINT; returns the moment."""
         self._popen.send_signal(signal.SIGINT)
         return time.monotonic()
+
+
+def _peak(status: str) -> int:
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0")
+    return int(line.split()[1]) << 10
 
 
 class Swarm:
@@ -153,12 +169,12 @@ class Swarm:
         """``leader`` leads from now on; steps that are in ``out`` already are not counted."""
         self.leader, self.out, self.metrics = leader, out, Metrics(out)
 
-    def node(self, stage: int, key: str | None = None) -> Process:
-        """``swarm node --stage``, with a new key unless one is named."""
+    def node(self, stage: int, key: str | None = None, *more: object) -> Process:
+        """``swarm node --stage``, with a new key unless one is named, and ``more`` flags."""
         key = key or f"node-{len(self.nodes)}"
         flags = ("--identity", self.folder / f"{key}.key", "--listen", LOOPBACK)
         words = ("node", "--join", self.address, "--stage", stage)
-        process = self.start(key, *words, *flags, program=self.program)
+        process = self.start(key, *words, *flags, *more, program=self.program)
         self.nodes.append((stage, process))
         return process
 

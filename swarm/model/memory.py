@@ -88,4 +88,5 @@ class StageMemory:
 
 
 def mib(count: int) -> str:
+    """``count`` bytes, for people."""
     return f"{count / MIB:,.1f} MiB" if count < 100 * MIB else f"{count / MIB:,.0f} MiB"
