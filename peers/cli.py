@@ -18,7 +18,6 @@ app = typer.Typer(
     name="swarm",
     help="Train one large model on many unreliable machines.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -71,16 +70,20 @@ KeyFile = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from swarm import __version__
+        from peers.versions import versions
 
-        print(f"swarm {__version__}")
+        for name, text in versions().items():
+            print(f"{name} {text}")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the versions that matter."
+        ),
     ] = False,
 ) -> None:
     """Train one large model on many unreliable machines."""
