@@ -16,6 +16,7 @@ from peers.host import Host
 from peers.rpc import run_hop
 from peers.stage import Passed, StageOwner
 from peers.tensors import RAW, Expected, pack, unpack
+from peers.turns import Turns
 from swarm.codecs import get_codec
 from swarm.core import flight
 from swarm.core.backoff import Backoff
@@ -91,6 +92,7 @@ class Passes:
         self._caller, self._executor, self._tasks = host.caller, host.executor, host.tasks
         self._rng, self._device = host.rng, stage.device
         self._wake = wake
+        self._turns = Turns()
         limits = manifest.limits
         self._last = manifest.stages.count - 1
         self.intake = Intake(stage.stage, self._last, queue=limits.queue, contexts=limits.contexts)
@@ -293,11 +295,16 @@ class Passes:
         sent.sent_bytes = sum(part.nbytes for part in payload)
 
         async def send(replica: Replica, tries: int) -> tuple[Outcome, str]:
-            message = self._onward(done, replica, tries, metas)
-            called = anyio.current_time()
-            outcome = await self._caller.push(replica.peer, message, payload)
-            sent.link_s = anyio.current_time() - called
-            return outcome
+            async def push() -> tuple[Outcome, str]:
+                called = anyio.current_time()
+                if called >= done.job.expires_at:
+                    return Outcome.REFUSED, "its time was up before its turn came"
+                message = self._onward(done, replica, tries, metas)
+                outcome = await self._caller.push(replica.peer, message, payload)
+                sent.link_s = anyio.current_time() - called
+                return outcome
+
+            return await self._turns.take(replica.peer, sent.sent_bytes, push)
 
         end = await run_hop(hop, send)
         sent.over.set()

@@ -45,8 +45,11 @@ class Pace:
 
         Pushes under way together share the latency of the links, so that is nobody's work. All
         pushes of one way are of one size: what differs is how slow, or how full, a sender's link
-        is. The quickest is forgotten slowly, as whoever it was may have left.
+        is. The quickest is forgotten slowly, as whoever it was may have left. 0: it is not known,
+        since the receipt did not wait for the push.
         """
+        if link_s <= 0:
+            return 0.0
         least = self._quickest.get(way, link_s)
         self._quickest[way] = min(link_s, least + self.FORGET * (link_s - least))
         return max(0.0, link_s - least)

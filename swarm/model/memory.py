@@ -3,7 +3,7 @@
     vectors   bytes for each number x numbers (weight, gradient, optimizer, sums; ``needs``)
   + inputs    one for each microbatch that waits to be computed, or for its backward
   + graphs    what autograd saves, for each microbatch whose graph is kept
-  + pass      the graph of the one that is computed, and the largest layer's once more
+  + pass      the graph of the one that is computed, and what the largest layer saves once more
 
 Where that is too much, fewer graphs are kept: the others are computed again, from the stage's
 input, when the gradient comes (GPipe's recomputation, Huang et al. 2019). Where even the pass does
@@ -54,8 +54,12 @@ class StageMemory:
         return self.layer_inputs if plan.checkpointing else self.saved
 
     def working(self, plan: Plan) -> int:
-        """Bytes of the pass that is computed: its graph, and as much as a layer saves again."""
-        return self.graph(plan) + self.largest * (2 if plan.checkpointing else 1)
+        """Bytes of the pass that is computed: its graph, and as much as a layer saves again.
+
+        Where a layer is computed again, three times as much: its graph, its gradients, and the
+        memory between them that the allocator does not find use for at once.
+        """
+        return self.graph(plan) + self.largest * (3 if plan.checkpointing else 1)
 
     @property
     def full(self) -> Plan:

@@ -149,6 +149,13 @@ def test_a_link_is_work_as_far_as_it_is_slower_than_the_quickest_of_its_way() ->
     assert pace.beyond_latency_s((1, Kind.FORWARD), 0.9) == 0.0
 
 
+def test_a_link_time_that_is_not_known_is_no_quick_one() -> None:
+    pace = Pace(10.0)
+    pace.beyond_latency_s((0, Kind.FORWARD), 0.5)
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.0) == 0.0
+    assert pace.beyond_latency_s((0, Kind.FORWARD), 0.9) == pytest.approx(0.4, rel=0.02)
+
+
 def test_the_quickest_of_a_way_is_forgotten_after_some_hundred_pushes() -> None:
     pace = Pace(10.0)
     pace.beyond_latency_s((0, Kind.FORWARD), 0.1)
