@@ -63,6 +63,13 @@ Kind = Annotated[
         "it runs. Either works with peers on the other.",
     ),
 ]
+Http = Annotated[
+    str,
+    typer.Option(
+        help="Show the run in a browser: the address to serve it at, e.g. 127.0.0.1:8080.",
+        metavar="HOST:PORT",
+    ),
+]
 KeyFile = Annotated[
     Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
 ]
@@ -113,6 +120,7 @@ def local(
         int | None, typer.Option(help="Decides whom --kill-every kills; default: by lot.")
     ] = None,
     transport: Kind = TransportKind.AUTO,
+    http: Http = "",
     allow_model: Allow = None,
 ) -> None:
     """Train on a swarm of processes on this machine, and show it.
@@ -140,6 +148,7 @@ def local(
         allow=allow_model or [],
         kills=kills,
         transport=transport,
+        http=http,
     )
 
 
@@ -175,6 +184,7 @@ def coordinator(
     announce: Announce = None,
     identity: KeyFile = None,
     transport: Kind = TransportKind.AUTO,
+    http: Http = "",
     allow_model: Allow = None,
 ) -> None:
     """Start a run: open a swarm, print the line that volunteers paste, train, keep the model.
@@ -191,7 +201,7 @@ def coordinator(
     if standby:
         from peers.commands import run_standby_command
 
-        run_standby_command(out=out, entry=entry, run=run, allow=allow_model or [])
+        run_standby_command(out=out, entry=entry, run=run, allow=allow_model or [], http=http)
         return
     path = manifest if resume is None else resume / "run.toml"
     loaded = load_manifest(path, steps)
@@ -206,6 +216,7 @@ def coordinator(
         allow=allow_model or [],
         standbys=trainer or [],
         start=Start.FRESH if resume is None else Start.RESUME,
+        http=http,
     )
 
 

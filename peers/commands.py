@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from peers.account import Account, in_words, make_account
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run, stand_by_for
 from peers.entering import LOOPBACK, Entry
 from peers.export import export_model, load_model
+from peers.http import HttpAddress, bound, serve_app
 from peers.kills import Kills
 from peers.leading import Start
 from peers.local import run_local
@@ -48,9 +49,11 @@ def run_local_command(
     allow: Sequence[str],
     kills: Kills | None = None,
     transport: TransportKind = TransportKind.AUTO,
+    http: str = "",
 ) -> None:
     set_up_logging()
     with user_errors():
+        show = dashboard_at(http)
         plan = plan_run(manifest, allow)
         torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
@@ -59,6 +62,7 @@ def run_local_command(
         entry = Entry(identity=key, listen=(LOOPBACK,), transport=transport)
         Identity.load_or_create(entry.identity)
         monitor = Monitor(view)
+        show(monitor)
         result, killed = run_command(
             partial(
                 run_local,
@@ -82,17 +86,21 @@ def run_coordinator_command(
     allow: Sequence[str],
     standbys: Sequence[str] = (),
     start: Start = Start.FRESH,
+    http: str = "",
 ) -> None:
     """Lead the run of ``manifest``; ``start`` RESUME: that of the run directory ``out``."""
     set_up_logging()
     with user_errors():
+        show = dashboard_at(http)
         plan = plan_run(manifest, allow, standbys)
         if start is Start.RESUME and out is not None:
             entry = replace(entry, known=tuple(RunDirectory(out).read_peers()))
     torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
+        monitor = Monitor(view)
+        show(monitor)
         coordinator = Coordinator(
-            plan, out=out, monitor=Monitor(view), on_open=_print_join_line, start=start
+            plan, out=out, monitor=monitor, on_open=_print_join_line, start=start
         )
         try:
             result = run_command(partial(coordinator.run, entry))
@@ -108,23 +116,58 @@ def run_coordinator_command(
         _tell_result(result)
 
 
-def run_standby_command(*, out: Path | None, entry: Entry, run: str, allow: Sequence[str]) -> None:
+def run_standby_command(
+    *, out: Path | None, entry: Entry, run: str, allow: Sequence[str], http: str = ""
+) -> None:
     """Stand by for the run that is found at ``entry.join``."""
     set_up_logging()
+    with user_errors():
+        show = dashboard_at(http)
     torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
+        monitor = Monitor(view)
+        show(monitor)
         stand_by = partial(
             stand_by_for,
             entry,
             run_id=run,
             out=out,
             allow=allow,
-            monitor=Monitor(view),
+            monitor=monitor,
             on_open=_print_standby_line,
         )
         result = run_command(stand_by)
     if result.sha256:
         _tell_result(result)
+
+
+def dashboard_at(http: str) -> Callable[[Monitor], None]:
+    """Listen at ``http`` (empty: nowhere); what is returned shows a monitor there.
+
+    Raises:
+        UserError: nobody can listen there.
+    """
+    if not http:
+        return lambda monitor: None
+    address = HttpAddress.parse(http, "--http")
+    sock = address.bind("--http")
+
+    def show(monitor: Monitor) -> None:
+        from peers.dashboard import application  # a second of imports
+
+        app = application(monitor.document, monitor.curve, open_=not address.loopback)
+        monitor.servers.append(partial(serve_app, app, sock))
+        at = HttpAddress(address.host, bound(sock).port)
+        console.print(f"dashboard: http://{at}/", soft_wrap=True)
+        if not address.loopback:
+            console.print(
+                "It has no password: whoever reaches that address sees the run, and can change "
+                "nothing",
+                style="yellow",
+                soft_wrap=True,
+            )
+
+    return show
 
 
 def _print_standby_line(manifest: Manifest, addresses: list[str]) -> None:

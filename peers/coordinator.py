@@ -138,6 +138,7 @@ class Coordinator:
         resumes = self._start is Start.RESUME
         directory = RunDirectory.create(self._out, name=manifest.name, resume=resumes)
         directory.write_manifest(manifest)
+        self._monitor.curve.load(directory.read_metrics())
         result = self._result = Result(directory)
         store = CheckpointStore(
             directory.path / "checkpoints",
@@ -158,7 +159,7 @@ class Coordinator:
         self._on_open(manifest, swarm.addresses)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._monitor.refresh_for_ever)
+                tasks.start_soon(self._monitor.run)
                 tasks.start_soon(_remember_peers, leader, directory)
                 await leader.run(self._start)
                 tasks.cancel_scope.cancel()
@@ -183,6 +184,7 @@ class Coordinator:
             # The last step is told again if its decision is known.
             known = trainer.mark.t - (trainer.last_decision is not None)
             result.steps = [done for done in result.steps if done.step < known]
+            self._monitor.curve.rewind(known)
             self._write(partial(result.directory.rewind, known))
 
     def step_done(self, trainer: Trainer, done: StepDone) -> None:

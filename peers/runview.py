@@ -23,6 +23,12 @@ class ReplicaView:
     note: str = ""
     """What is wrong with it, in plain words; empty when all is well."""
     last_work_s_ago: float | None = None
+    peer: str = ""
+    """The whole peer id."""
+    address: str = ""
+    """Where it is reached, without what all addresses have in common."""
+    samples_per_s: float | None = None
+    """What it does when it never waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import anyio
 
+from dht.envelope import wall_clock
 from peers.balance import settings_of
+from peers.board import Curve, Point, document
 from peers.report_view import short
 from peers.runview import ReplicaView, RunView, StageView
 from peers.steps import Heard, StepDone
@@ -26,6 +29,9 @@ REFRESH_S = 0.25
 LOST_AFTER = 4
 """Failures (a removal is one) after which a replica has no line of its own: about ten seconds."""
 
+EVENTS = 200
+"""Of the newest, that are remembered."""
+
 RECENT = 10
 """Steps over which the rate is averaged."""
 
@@ -39,13 +45,18 @@ class Seat:
 
 
 class Monitor:
-    """Collects events and steps; draws them on ``view`` if there is one."""
+    """Collects events and steps; draws them on ``view`` if there is one.
+
+    ``servers`` run as long as the run is watched: they show it to others.
+    """
 
     def __init__(self, view: LiveView | None = None) -> None:
         self.phase = ""
+        self.servers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._view = view
         self._trainer: Trainer | None = None
-        self._events: deque[str] = deque(maxlen=50)
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self.curve = Curve()
         self._losses: deque[float] = deque(maxlen=500)
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._steps = 0
@@ -106,24 +117,38 @@ class Monitor:
         if self._trainer is None and self._view is not None:
             self._view.say(line)  # a standby has no run to draw
             return
-        self._events.append(short(line))
+        self._events.append((wall_clock(), short(line)))
         self.refresh()
 
     def step_done(self, done: StepDone) -> None:
         self._steps = done.step + 1
         self._losses.append(done.loss)
-        if isfinite(done.seconds):
+        timed = isfinite(done.seconds) and done.seconds > 0
+        if timed:
             self._recent.append((done.samples, done.seconds))
+        rate = done.samples / done.seconds if timed else None
+        self.curve.add(Point(done.step, done.loss, done.eval_loss, rate))
         self.refresh()
+
+    def document(self) -> dict[str, Any] | None:
+        """What the dashboard shows, see ``peers.board``; None: there is nothing yet."""
+        if self._trainer is None:
+            return None
+        batch = self._trainer.manifest.batch
+        return document(self.look(), self._events, batch.microbatch * batch.microbatches)
 
     def refresh(self) -> None:
         if self._view is not None and self._trainer is not None:
             self._view.update(self.look())
 
-    async def refresh_for_ever(self) -> None:
-        while True:
-            self.refresh()
-            await anyio.sleep(REFRESH_S)
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for serve in self.servers:
+                tasks.start_soon(serve)
+            while True:
+                self.refresh()
+                await anyio.sleep(REFRESH_S)
 
     def look(self) -> RunView:
         """The run at this moment."""
@@ -143,7 +168,7 @@ class Monitor:
             started_s_ago=now - self._began,
             phase=self._phase(trainer),
             stages=tuple(_stage(trainer, stage, now) for stage in range(trainer.stages)),
-            events=tuple(self._events),
+            events=tuple(text for _, text in list(self._events)[-50:]),
             warnings=self._warnings(trainer),
         )
 
@@ -225,4 +250,24 @@ def _replica(
         queue=heard.queued,
         note=short(member.note) or _where_to(trainer, member),
         last_work_s_ago=None if heard.last_work is None else now - heard.last_work,
+        peer=member.replica.peer,
+        address=_address(trainer.addresses.get(member.replica.peer, ())),
+        samples_per_s=_speed(trainer, load),
     )
+
+
+def _speed(trainer: Trainer, load: Load | None) -> float | None:
+    if load is None or not load.service_s:
+        return None
+    return trainer.manifest.batch.microbatch / load.service_s
+
+
+def _address(addresses: Sequence[str]) -> str:
+    """``1.2.3.4:31000`` of the first one; what reads otherwise is left as it is."""
+    if not addresses:
+        return ""
+    words = addresses[0].split("/")
+    if len(words) >= 5 and words[1] in ("ip4", "ip6", "dns", "dns4", "dns6"):
+        host = f"[{words[2]}]" if words[1] == "ip6" else words[2]
+        return f"{host}:{words[4]}"[:64]
+    return addresses[0][:64]

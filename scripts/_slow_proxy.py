@@ -87,6 +87,7 @@ class SlowNetwork:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
 
     def __enter__(self) -> SlowNetwork:
         self._thread.start()
@@ -159,10 +160,13 @@ class SlowNetwork:
             task.add_done_callback(self._tasks.discard)
 
         server = await asyncio.start_server(accepted, HOST, 0, limit=CHUNK_BYTES)
+        self._servers.append(server)
         port = self._port(name, listen, server.sockets[0].getsockname()[1])
         return port
 
     async def _stop(self) -> None:
+        for server in self._servers:
+            server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -6,13 +6,14 @@ the announced and the real addresses (scripts/_slow_proxy.py). Three limits: the
 proxies, in the same run (compute); bytes per microbatch over a link (bandwidth); and of these the
 smaller, with the latency that a synchronous step of S stages cannot hide: the first microbatch's
 way there and back, prepare, vote, decide and its answer, 2 S + 4 times the way between two peers.
+With delayed updates the next step hides that too.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from scripts._bench import Progress, median, whole, write_json
 from scripts._slow_swarm import FarSwarm, far_swarm
 
 BITS_PER_S, DELAY_S = 100e6, 0.05
-D_MODEL, SEQUENCE, MICROBATCH = 256, 128, 8
+SEQUENCE = 128
 STAGES = 2
 WARM_UP = 2
 """Steps at the start of a swarm that are not counted: the window is found, speeds are measured."""
@@ -39,6 +40,8 @@ count = {stages}
 [batch]
 microbatch = {microbatch}
 microbatches = {microbatches}
+[step]
+delay = {delay}
 [optimizer]
 lr = 0.001
 warmup_steps = 20
@@ -53,28 +56,45 @@ enabled = false
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A swarm of two stages of one replica each. What limits it is told by its blocks."""
+    """A swarm of two stages of one replica each.
 
-    name: str
+    All boundaries are of 1 MiB; how much is computed for one depends on the width and the blocks.
+    """
+
+    what: str
     layers: int
+    d_model: int
     transport: str = "p2pd"
     microbatches: int = 64
+    delay: int = 0
+
+    @property
+    def name(self) -> str:
+        more = [self.transport] if self.transport != "p2pd" else []
+        more += [f"{self.microbatches} microbatches"] if self.microbatches != 64 else []
+        more += ["delayed"] if self.delay else []
+        return ", ".join([self.what, *more])
+
+    @property
+    def microbatch(self) -> int:
+        return 2048 // self.d_model
 
     @property
     def manifest(self) -> str:
         return MANIFEST.format(
-            d_model=D_MODEL,
+            d_model=self.d_model,
             layers=self.layers,
             sequence=SEQUENCE,
             stages=STAGES,
-            microbatch=MICROBATCH,
+            microbatch=self.microbatch,
             microbatches=self.microbatches,
+            delay=self.delay,
         )
 
     @property
     def boundary_bytes(self) -> int:
         """Of one microbatch, forward: the activation, and the targets that travel with it."""
-        return MICROBATCH * SEQUENCE * (4 * D_MODEL + 1)
+        return self.microbatch * SEQUENCE * (4 * self.d_model + 1)
 
     @property
     def bandwidth_s(self) -> float:
@@ -84,14 +104,17 @@ class Case:
     @property
     def latency_s(self) -> float:
         """Of a step: what no window can hide."""
-        return (2 * STAGES + 4) * DELAY_S
+        return 0.0 if self.delay else (2 * STAGES + 4) * DELAY_S
 
 
+COMPUTE = ("compute-bound", 8, 256)
+BANDWIDTH = ("bandwidth-bound", 1, 64)
 CASES = (
-    Case("compute-bound, 8 blocks", 8),
-    Case("bandwidth-bound, 1 block", 1),
-    Case("compute-bound, 8 blocks, pylibp2p", 8, "pylibp2p"),
-    Case("bandwidth-bound, 1 block, pylibp2p", 1, "pylibp2p"),
+    Case(*COMPUTE),
+    Case(*BANDWIDTH),
+    Case(*BANDWIDTH, delay=1),
+    Case(*COMPUTE, transport="pylibp2p"),
+    Case(*BANDWIDTH, transport="pylibp2p"),
 )
 
 
@@ -186,10 +209,14 @@ def main() -> None:
     parser.add_argument("--runs", type=whole, default=5, help="rounds; medians are over these")
     parser.add_argument("--steps", type=whole, default=3, help="steady steps of each measurement")
     parser.add_argument("--quick", action="store_true", help="p2pd alone, one round")
+    parser.add_argument(
+        "--microbatches", type=whole, default=64, help="of a step; the more, the less is latency"
+    )
     parser.add_argument("--case", action="append", help="only cases with this in their name")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     cases = [c for c in CASES if c.transport == "p2pd" or not options.quick]
+    cases = [replace(c, microbatches=options.microbatches) for c in cases]
     if options.case:
         cases = [c for c in cases if any(word in c.name for word in options.case)]
     try:

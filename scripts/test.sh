@@ -28,11 +28,14 @@ set_up test
 cd -- "$root"
 export OMP_NUM_THREADS=1 # many small processes: one torch thread each
 
+install_browser &
+browser=$!
 say "ruff"
 "$venv_python" -m ruff check .
 "$venv_python" -m ruff format --check .
 say "mypy"
 "$venv_python" -m mypy
+wait "$browser"
 say "pytest"
 if (($# > 0)); then
     exec "$venv_python" -m pytest "$@"
