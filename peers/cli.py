@@ -70,6 +70,13 @@ Http = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        help="Serve metrics for Prometheus at this address, e.g. 127.0.0.1:9100.",
+        metavar="HOST:PORT",
+    ),
+]
 KeyFile = Annotated[
     Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
 ]
@@ -121,6 +128,7 @@ def local(
     ] = None,
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
+    metrics: Metrics = "",
     allow_model: Allow = None,
 ) -> None:
     """Train on a swarm of processes on this machine, and show it.
@@ -149,6 +157,7 @@ def local(
         kills=kills,
         transport=transport,
         http=http,
+        metrics=metrics,
     )
 
 
@@ -185,6 +194,7 @@ def coordinator(
     identity: KeyFile = None,
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
+    metrics: Metrics = "",
     allow_model: Allow = None,
 ) -> None:
     """Start a run: open a swarm, print the line that volunteers paste, train, keep the model.
@@ -201,7 +211,9 @@ def coordinator(
     if standby:
         from peers.commands import run_standby_command
 
-        run_standby_command(out=out, entry=entry, run=run, allow=allow_model or [], http=http)
+        run_standby_command(
+            out=out, entry=entry, run=run, allow=allow_model or [], http=http, metrics=metrics
+        )
         return
     path = manifest if resume is None else resume / "run.toml"
     loaded = load_manifest(path, steps)
@@ -217,6 +229,7 @@ def coordinator(
         standbys=trainer or [],
         start=Start.FRESH if resume is None else Start.RESUME,
         http=http,
+        metrics=metrics,
     )
 
 
@@ -264,21 +277,24 @@ def node(
     announce: Announce = None,
     identity: KeyFile = None,
     transport: Kind = TransportKind.AUTO,
+    metrics: Metrics = "",
     allow_model: Allow = None,
 ) -> None:
     """Serve one stage of a run until it is over. Ctrl-C leaves."""
     from peers.starting import run_node_command
+    from peers.volunteer import NodeOptions
 
-    run_node_command(
+    options = NodeOptions(
         _entry(identity, "identity.key", listen, announce, join, transport),
         stage=stage,
         run=run,
         threads=threads,
-        allow=allow_model or [],
+        allow=frozenset(allow_model or []),
         stay=stay,
-        memory_gib=memory,
+        memory_bytes=int((memory or 0) * (1 << 30)),
         device=device,
     )
+    run_node_command(options, metrics=metrics)
 
 
 @app.command()

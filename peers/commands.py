@@ -50,10 +50,11 @@ def run_local_command(
     kills: Kills | None = None,
     transport: TransportKind = TransportKind.AUTO,
     http: str = "",
+    metrics: str = "",
 ) -> None:
     set_up_logging()
     with user_errors():
-        show = dashboard_at(http)
+        show = shown_at(http, metrics)
         plan = plan_run(manifest, allow)
         torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
@@ -87,11 +88,12 @@ def run_coordinator_command(
     standbys: Sequence[str] = (),
     start: Start = Start.FRESH,
     http: str = "",
+    metrics: str = "",
 ) -> None:
     """Lead the run of ``manifest``; ``start`` RESUME: that of the run directory ``out``."""
     set_up_logging()
     with user_errors():
-        show = dashboard_at(http)
+        show = shown_at(http, metrics)
         plan = plan_run(manifest, allow, standbys)
         if start is Start.RESUME and out is not None:
             entry = replace(entry, known=tuple(RunDirectory(out).read_peers()))
@@ -117,12 +119,18 @@ def run_coordinator_command(
 
 
 def run_standby_command(
-    *, out: Path | None, entry: Entry, run: str, allow: Sequence[str], http: str = ""
+    *,
+    out: Path | None,
+    entry: Entry,
+    run: str,
+    allow: Sequence[str],
+    http: str = "",
+    metrics: str = "",
 ) -> None:
     """Stand by for the run that is found at ``entry.join``."""
     set_up_logging()
     with user_errors():
-        show = dashboard_at(http)
+        show = shown_at(http, metrics)
     torch.set_num_threads(ONE_THREAD)
     with LiveView(console) as view:
         monitor = Monitor(view)
@@ -141,12 +149,38 @@ def run_standby_command(
         _tell_result(result)
 
 
-def dashboard_at(http: str) -> Callable[[Monitor], None]:
-    """Listen at ``http`` (empty: nowhere); what is returned shows a monitor there.
+def shown_at(http: str, metrics: str) -> Callable[[Monitor], None]:
+    """Listen at these addresses (empty: nowhere); what is returned shows a monitor there.
 
     Raises:
         UserError: nobody can listen there.
     """
+    ways = (dashboard_at(http), metrics_at(metrics))
+
+    def show(monitor: Monitor) -> None:
+        for way in ways:
+            way(monitor)
+
+    return show
+
+
+def metrics_at(text: str) -> Callable[[Monitor], None]:
+    """Metrics for Prometheus, see ``shown_at``."""
+    if not text:
+        return lambda monitor: None
+    sock = HttpAddress.parse(text, "--metrics").bind("--metrics")
+
+    def show(monitor: Monitor) -> None:
+        from peers.metrics import RunMetrics, application
+
+        monitor.servers.append(partial(serve_app, application(RunMetrics(monitor)), sock))
+        console.print(f"metrics: http://{bound(sock)}/metrics", soft_wrap=True)
+
+    return show
+
+
+def dashboard_at(http: str) -> Callable[[Monitor], None]:
+    """The dashboard, see ``shown_at``."""
     if not http:
         return lambda monitor: None
     address = HttpAddress.parse(http, "--http")

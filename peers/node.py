@@ -57,6 +57,7 @@ class Node:
     stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
     ``sequence``: of its last announcement; whoever serves the next stage goes on from there.
     ``device``: what it computes on. ``plan``: how it keeps within the memory there.
+    ``on_pass`` is told how long each pass took, in seconds.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Node:
         self.choice: Choice | None = None
         self.device: Device = CPU
         self.plan: Plan | None = None
+        self.on_pass: Callable[[float], object] = lambda seconds: None
         self.moves_to: int | None = None
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
         self._spec, self._transport, self._directory = spec, swarm.transport, swarm.directory
@@ -138,6 +140,7 @@ class Node:
             tasks=tasks,
             rng=self._rng,
         )
+        server.passes.on_pass = lambda seconds: self.on_pass(seconds)
         self._meter = Meter(server.passes.counters, self.manifest.batch.microbatch)
         server.orders.on_change = self._changed
         server.addresses = self._addresses

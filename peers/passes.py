@@ -97,6 +97,8 @@ class Passes:
         self._last = manifest.stages.count - 1
         self.intake = Intake(stage.stage, self._last, queue=limits.queue, contexts=limits.contexts)
         self.counters = Counters()
+        self.on_pass: Callable[[float], object] = lambda seconds: None
+        """Told how long each pass took, in seconds."""
         self.under_way = 0
         """Passes that are being computed, or whose output is being sent on."""
         self._loads: dict[tuple[Kind, Stamp], _Load] = {}
@@ -193,6 +195,7 @@ class Passes:
         ended = anyio.current_time()
         self._count(job, passed, queue_s=max(0.0, started - load.arrived), took_s=ended - started)
         self.counters.last_work = ended
+        self.on_pass(ended - started)
         alive = self.intake.finished(job)
         origin = self._origins.get(job.attempt.stamp)
         self._free()

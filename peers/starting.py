@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import anyio
 from rich.console import Console
 
 from peers.device import check_device
 from peers.entering import LOOPBACK, Entry
+from peers.http import HttpAddress, bound, serve_app
 from peers.running import CANNOT_START, Leave, run_command, set_up_logging
 from peers.transport import TransportKind
 from peers.volunteer import NodeOptions, serve
@@ -83,26 +87,34 @@ def run_identity_command(path: Path) -> None:
     console.print(found.peer_id, soft_wrap=True)
 
 
-def run_node_command(
-    entry: Entry,
-    *,
-    stage: int | None,
-    run: str,
-    threads: int,
-    allow: Sequence[str],
-    stay: bool,
-    memory_gib: float | None,
-    device: str,
-) -> None:
+def run_node_command(options: NodeOptions, *, metrics: str = "") -> None:
+    """``metrics``: where to serve them; empty: nowhere."""
     with user_errors():
-        check_device(device)
+        check_device(options.device)
+        sock = HttpAddress.parse(metrics, "--metrics").bind("--metrics") if metrics else None
     set_up_logging()
     say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
-    memory_bytes = int((memory_gib or 0) * (1 << 30))
-    options = NodeOptions(entry, stage, run, threads, frozenset(allow), stay, memory_bytes, device)
     leave = Leave()
-    reason = run_command(partial(serve, options, leave, say), leave)
+    if sock is not None:
+        main = partial(_serve_with_metrics, options, leave, say, sock)
+    else:
+        main = partial(serve, options, leave, say)
+    reason = run_command(main, leave)
     say(f"finished: {reason}")
+
+
+async def _serve_with_metrics(
+    options: NodeOptions, leave: Leave, say: Callable[[str], None], sock: socket.socket
+) -> str:
+    from peers.metrics import NodeMetrics, application
+
+    metrics = NodeMetrics()
+    say(f"metrics: http://{bound(sock)}/metrics")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve_app, application(metrics), sock)
+        reason = await serve(replace(options, watch=metrics.watch), leave, say)
+        tasks.cancel_scope.cancel()
+    return reason
 
 
 def run_status_command(

@@ -47,11 +47,13 @@ class Seat:
 class Monitor:
     """Collects events and steps; draws them on ``view`` if there is one.
 
-    ``servers`` run as long as the run is watched: they show it to others.
+    ``servers`` run as long as the run is watched: they show it to others. ``listeners`` are told
+    of each step.
     """
 
     def __init__(self, view: LiveView | None = None) -> None:
         self.phase = ""
+        self.listeners: list[Callable[[StepDone], None]] = []
         self.servers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._view = view
         self._trainer: Trainer | None = None
@@ -128,6 +130,8 @@ class Monitor:
             self._recent.append((done.samples, done.seconds))
         rate = done.samples / done.seconds if timed else None
         self.curve.add(Point(done.step, done.loss, done.eval_loss, rate))
+        for tell in self.listeners:
+            tell(done)
         self.refresh()
 
     def document(self) -> dict[str, Any] | None:

@@ -7,12 +7,16 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from peers.entering import Entry, entered, new_boot, wire_limits
 from peers.finding import learn_run
 from peers.running import Leave
 from peers.wire import Limits
 from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peers.node import Node
 
 log = logging.getLogger("swarm.node")
 
@@ -33,6 +37,8 @@ class NodeOptions:
     stay: bool = False
     memory_bytes: int = 0
     device: str = "auto"
+    watch: Callable[[Node], None] = lambda node: None
+    """Told of each node that this process becomes: another one after each move."""
 
 
 async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] = log.info) -> str:
@@ -100,6 +106,7 @@ async def serve(options: NodeOptions, leave: Leave, say: Callable[[str], None] =
             node.choice, node.device = None if options.stay else choice, device
             node.plan = planned(stage, memories, memory_bytes, say)
             node.sequence = sequence
+            options.watch(node)
             leave.hear = node.leave
             # Two stages at a time might not fit, and a node that is over holds itself in circles.
             gc.collect()

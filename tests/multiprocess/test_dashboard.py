@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -63,11 +64,14 @@ def test_a_running_swarm_is_seen_and_one_that_dies_is_seen_to_go(browser: webdri
         page = f"http://127.0.0.1:{free_port()}/"
         words = ("coordinator", manifest, "--out", out, "--listen", LOOPBACK)
         lead = stack.enter_context(
-            running(folder, *words, "--http", page.split("/")[2], name="coordinator")
+            running(
+                *(folder, *words, "--http", page.split("/")[2], "--metrics", "127.0.0.1:0"),
+                name="coordinator",
+            )
         )
         words = lead.wait_until_says("--join").split()
         join = words[words.index("--join") + 1]
-        start(stack, folder, 0, join)
+        node, _ = start(stack, folder, 0, join, "--metrics", "127.0.0.1:0")
         doomed, address = start(stack, folder, 1, join)
         wait_for_step(lead, out, 1)
 
@@ -89,6 +93,11 @@ def test_a_running_swarm_is_seen_and_one_that_dies_is_seen_to_go(browser: webdri
             lambda _: browser.find_elements(By.CSS_SELECTOR, "#loss-chart .scatterlayer path")
         )
         assert "serves stage 1" in text(browser, "events")
+
+        for command in (lead, node):
+            words = command.wait_until_says("metrics: ").split()
+            with urllib.request.urlopen(words[words.index("metrics:") + 1], timeout=30) as answer:
+                assert b"process_open_fds" in answer.read()
 
         peer = address.rpartition("/")[2]
         os.kill(doomed.process.pid, signal.SIGKILL)

@@ -45,13 +45,16 @@ def status(folder: Path, address: str, *more: str) -> dict:
     return json.loads(ended.out)
 
 
-def start(stack: ExitStack, folder: Path, stage: int, join: str) -> tuple[Command, str]:
-    """A node that serves ``stage``, and its address."""
+def start(
+    stack: ExitStack, folder: Path, stage: int, join: str, *more: object
+) -> tuple[Command, str]:
+    """A node that serves ``stage``, with ``more`` flags, and its address."""
     name, port = f"node-{stage}", free_port()
     command = stack.enter_context(
         running(
             *(folder, "node", "--join", join, "--stage", stage),
             *("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--identity", folder / f"{name}.key"),
+            *more,
             name=name,
         )
     )
