@@ -320,6 +320,26 @@ def status(
 
 
 @app.command()
+def top(
+    join: Annotated[
+        list[str],
+        typer.Option(help="Address of the coordinator or any peer: /ip4/.../p2p/ID. Repeatable."),
+    ],
+    run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between looks.")] = 2.0,
+    identity: Annotated[
+        Path | None,
+        typer.Option("--identity", help="Key file; default: a new key.", metavar="FILE"),
+    ] = None,
+    transport: Kind = TransportKind.AUTO,
+) -> None:
+    """Watch a run in the terminal, from any machine. Ctrl-C leaves."""
+    from peers.starting import run_top_command
+
+    run_top_command(join, run=run, every_s=every, identity=identity, transport=transport)
+
+
+@app.command()
 def reference(
     manifest: RunFile, steps: Steps = None, out: Out = None, allow_model: Allow = None
 ) -> None:

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -117,6 +117,57 @@ async def _serve_with_metrics(
     return reason
 
 
+def run_top_command(
+    join: Sequence[str],
+    *,
+    run: str,
+    every_s: float,
+    identity: Path | None,
+    transport: TransportKind,
+) -> None:
+    """Drawn over and over in a terminal; elsewhere one report after the other."""
+    set_up_logging()
+    _say_less()
+    from rich.live import Live
+
+    from peers.report import Report
+    from peers.top import Looks, page, watch
+
+    leave = Leave()
+    with asking_entry(join, identity, transport) as entry, ExitStack() as stack:
+        live: Live | None = None
+
+        def show(report: Report, looks: Looks) -> None:
+            nonlocal live
+            drawn = page(report, looks, console.width)
+            if not console.is_terminal:
+                console.print(drawn)
+                return
+            if live is None:  # not before: an error of the beginning belongs on the usual screen
+                live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+            live.update(drawn, refresh=True)
+
+        run_command(
+            partial(watch, entry, run_id=run, every_s=every_s, show=show, leave=leave), leave
+        )
+
+
+def _say_less() -> None:
+    """Who only looks has no news of its own (that a key was made, which is gone soon)."""
+    if "SWARM_LOG_LEVEL" not in os.environ:
+        logging.getLogger("swarm").setLevel(logging.WARNING)
+
+
+@contextmanager
+def asking_entry(
+    join: Sequence[str], identity: Path | None, transport: TransportKind
+) -> Iterator[Entry]:
+    """For one who only asks: with a key for the occasion, unless it has one."""
+    with tempfile.TemporaryDirectory(prefix="swarm-") as keys:
+        key = Path(keys) / "status.key" if identity is None else identity.expanduser()
+        yield Entry(identity=key, listen=(LOOPBACK,), join=tuple(join), transport=transport)
+
+
 def run_status_command(
     join: Sequence[str],
     *,
@@ -126,16 +177,13 @@ def run_status_command(
     transport: TransportKind = TransportKind.AUTO,
 ) -> None:
     set_up_logging()
-    if "SWARM_LOG_LEVEL" not in os.environ:  # that a key was made, which is gone soon, is no news
-        logging.getLogger("swarm").setLevel(logging.WARNING)
+    _say_less()
     # Imported here: a node, which starts with this module too, has no use for it.
     from peers.asking import ask
     from peers.report import as_json as plain
     from peers.report_view import render
 
-    with tempfile.TemporaryDirectory(prefix="swarm-") as keys:
-        key = Path(keys) / "status.key" if identity is None else identity.expanduser()
-        entry = Entry(identity=key, listen=(LOOPBACK,), join=tuple(join), transport=transport)
+    with asking_entry(join, identity, transport) as entry:
         report = run_command(partial(ask, entry, run))
     if as_json:
         sys.stdout.write(json.dumps(plain(report), indent=2) + "\n")
