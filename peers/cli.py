@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.logs import FORMAT_VARIABLE, LogFormat
 from peers.transport import TransportKind
 
 if TYPE_CHECKING:
@@ -77,6 +78,22 @@ Metrics = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+
+
+def _log_format(wanted: LogFormat | None) -> LogFormat | None:
+    if wanted is not None:
+        os.environ[FORMAT_VARIABLE] = wanted
+    return wanted
+
+
+Logs = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format",
+        callback=_log_format,
+        help="human (the default), or json: one object a line on standard error.",
+    ),
+]
 KeyFile = Annotated[
     Path | None, typer.Option("--identity", help="Key file; made on first use.", metavar="FILE")
 ]
@@ -129,6 +146,7 @@ def local(
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
     metrics: Metrics = "",
+    log_format: Logs = None,
     allow_model: Allow = None,
 ) -> None:
     """Train on a swarm of processes on this machine, and show it.
@@ -195,6 +213,7 @@ def coordinator(
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
     metrics: Metrics = "",
+    log_format: Logs = None,
     allow_model: Allow = None,
 ) -> None:
     """Start a run: open a swarm, print the line that volunteers paste, train, keep the model.
@@ -278,6 +297,7 @@ def node(
     identity: KeyFile = None,
     transport: Kind = TransportKind.AUTO,
     metrics: Metrics = "",
+    log_format: Logs = None,
     allow_model: Allow = None,
 ) -> None:
     """Serve one stage of a run until it is over. Ctrl-C leaves."""
@@ -295,6 +315,41 @@ def node(
         device=device,
     )
     run_node_command(options, metrics=metrics)
+
+
+@app.command()
+def doctor(
+    join: Annotated[
+        list[str],
+        typer.Option(help="Address of the coordinator or any peer: /ip4/.../p2p/ID. Repeatable."),
+    ],
+    memory: Annotated[
+        float | None, typer.Option(min=0.001, help="GiB for a stage. Default: what is free.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="What a node would compute on.")] = "auto",
+    run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
+    listen: Listen = None,
+    announce: Announce = None,
+    identity: KeyFile = None,
+    transport: Kind = TransportKind.AUTO,
+    allow_model: Allow = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, at the end.")] = False,
+) -> None:
+    """Look for what may keep this machine from serving, and say what to do about it.
+
+    Takes the flags that the node would be started with. Exits with 1 if something is to be mended.
+    """
+    from peers.doctor import Wishes
+    from peers.starting import run_doctor_command
+
+    wishes = Wishes(
+        _entry(identity, "identity.key", listen, announce, join, transport),
+        run=run,
+        device=device,
+        memory_bytes=int((memory or 0) * (1 << 30)),
+        allow=frozenset(allow_model or []),
+    )
+    run_doctor_command(wishes, as_json=as_json)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import anyio
 
+from peers.logs import formatter
 from swarm.errors import SwarmError, UserError
 
 log = logging.getLogger("swarm")
@@ -119,13 +120,13 @@ def expected_error(error: BaseException, kind: type[Exception] = SwarmError) -> 
 def set_up_logging() -> None:
     """One line an event on standard error; other libraries only when something is wrong.
 
-    ``SWARM_LOG_LEVEL=debug`` in the environment shows more.
+    ``SWARM_LOG_LEVEL=debug`` in the environment shows more. See ``peers.logs`` for its form.
     """
     level = os.environ.get("SWARM_LOG_LEVEL", "info").upper()
     level = level if level in logging.getLevelNamesMapping() else "INFO"
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", force=True
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("swarm", "peers", "dht"):
         logging.getLogger(name).setLevel(level)
     # It warns of a child whose start was cancelled, though it has ended that child itself.

@@ -16,11 +16,16 @@ from pathlib import Path
 
 import anyio
 from rich.console import Console
+from rich.text import Text
 
 from peers.device import check_device
+from peers.doctor import Check, Verdict, Wishes, cheap, examine, exit_code
+from peers.doctor import plain as plain_checks
 from peers.entering import LOOPBACK, Entry
 from peers.http import HttpAddress, bound, serve_app
+from peers.logs import LogFormat, log_format, tell
 from peers.running import CANNOT_START, Leave, run_command, set_up_logging
+from peers.screen import clean
 from peers.transport import TransportKind
 from peers.volunteer import NodeOptions, serve
 from swarm.errors import UserError
@@ -94,6 +99,9 @@ def run_node_command(options: NodeOptions, *, metrics: str = "") -> None:
         sock = HttpAddress.parse(metrics, "--metrics").bind("--metrics") if metrics else None
     set_up_logging()
     say: Callable[[str], None] = partial(console.print, markup=False, soft_wrap=True)
+    if log_format() is LogFormat.JSON:
+        say = partial(tell, logging.getLogger("swarm.node"), "state")
+    cheap(options.entry.identity.parent, say)
     leave = Leave()
     if sock is not None:
         main = partial(_serve_with_metrics, options, leave, say, sock)
@@ -115,6 +123,45 @@ async def _serve_with_metrics(
         reason = await serve(replace(options, watch=metrics.watch), leave, say)
         tasks.cancel_scope.cancel()
     return reason
+
+
+def run_doctor_command(wishes: Wishes, *, as_json: bool) -> None:
+    """One line a check, as it is done; exits with 1 if one failed."""
+    with user_errors():
+        check_device(wishes.device)
+    set_up_logging()
+    logging.getLogger("swarm").setLevel(logging.CRITICAL)  # each check says it itself
+    checks: list[Check] = []
+
+    async def main() -> None:
+        async for check in examine(wishes):
+            checks.append(check)
+            if not as_json:
+                _show_check(check)
+
+    run_command(main)
+    if as_json:
+        sys.stdout.write(json.dumps(plain_checks(checks), indent=2) + "\n")
+    else:
+        bad = sum(check.verdict is Verdict.FAIL for check in checks)
+        console.print("a node can be started here" if not bad else f"{bad} to mend", style="bold")
+    raise SystemExit(exit_code(checks))
+
+
+STYLES = {
+    Verdict.OK: "green",
+    Verdict.WARN: "yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.SKIP: "dim",
+}
+
+
+def _show_check(check: Check) -> None:
+    line = Text(f"{check.verdict:<5}", STYLES[check.verdict])
+    line.append(clean(f"{check.name}: {check.found}"), "default not bold")
+    console.print(line, soft_wrap=True)
+    if check.todo:
+        console.print(Text(clean(f"     -> {check.todo}"), "yellow"), soft_wrap=True)
 
 
 def run_top_command(

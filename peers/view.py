@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from peers.logs import LogFormat, log_format, tell
 from peers.runview import ReplicaView, RunView, StageView
 from peers.screen import clean, clock_time, render
 
 __all__ = ["LiveView", "ReplicaView", "RunView", "StageView", "render"]
+
+log = logging.getLogger("swarm.run")
 
 REFRESH_S = 0.25
 _FIGURES = re.compile(r"\d+(\.\d+)?")
@@ -34,13 +38,15 @@ class LiveView:
     ) -> None:
         self._console = console or Console(highlight=False)
         self._clock = clock
-        self._log = PlainLog(self._console)
+        as_json = log_format() is LogFormat.JSON
+        self._log = JsonLog() if as_json else PlainLog(self._console)
+        self._draws = not as_json and _can_draw(self._console)
         self._live: Live | None = None
         self._latest: RunView | None = None
         self._drawn_at = -REFRESH_S
 
     def __enter__(self) -> LiveView:
-        if _can_draw(self._console):
+        if self._draws:
             self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
             self._live.start()
         return self
@@ -100,7 +106,7 @@ class PlainLog:
         self._events = list(view.events)
         self._print_warnings(view.warnings)
         if view.step != self._step:  # after a rollback it is a lower one
-            self._print(_step_line(view))
+            self._print_step(view)
         elif view.phase and _FIGURES.sub("#", view.phase) not in self._phases:
             self._print(view.phase)
             self._phases.add(_FIGURES.sub("#", view.phase))
@@ -109,18 +115,48 @@ class PlainLog:
     def say(self, line: str) -> None:
         self._print(line)
 
+    def _print_step(self, view: RunView) -> None:
+        self._print(_step_line(view))
+
     def _print_warnings(self, warnings: Sequence[str]) -> None:
         """A warning is printed when it appears; that only a duration in it grew is no news."""
         keys = {_DURATIONS.sub("#", warning): warning for warning in warnings}
         for key, warning in keys.items():
             if key not in self._warnings:
-                self._print(f"warning: {warning}")
+                self._print_warning(warning)
         self._warnings = set(keys)
+
+    def _print_warning(self, warning: str) -> None:
+        self._print(f"warning: {warning}")
 
     def _print(self, line: str) -> None:
         encoding = self._console.encoding
         printable = clean(line).encode(encoding, "replace").decode(encoding)
         self._console.print(Text(printable), soft_wrap=True)
+
+
+class JsonLog(PlainLog):
+    """The same news as log lines with fields."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
+
+    def _print(self, line: str) -> None:
+        tell(log, "event", clean(line))
+
+    def _print_warning(self, warning: str) -> None:
+        tell(log, "warning", clean(warning))
+
+    def _print_step(self, view: RunView) -> None:
+        tell(
+            log,
+            "step",
+            _step_line(view),
+            step=view.step,
+            steps=view.steps,
+            loss=view.loss,
+            samples_per_s=round(view.samples_per_s, 3),
+        )
 
 
 def _after_overlap(old: list[str], new: list[str]) -> list[str]:

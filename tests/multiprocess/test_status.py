@@ -73,6 +73,14 @@ def test_any_peer_tells_what_the_swarm_does_even_without_a_coordinator() -> None
         start(stack, folder, 1, join)
         wait_for_step(lead, out, 1)
 
+        words = ("doctor", "--json", "--join", join, "--device", "cpu")
+        found = run(folder, *words, name="doctor")
+        assert found.code == 0, found
+        checks = {check["name"]: check for check in json.loads(found.out)["checks"]}
+        assert "small" in checks["run"]["found"]
+        assert checks["clock"]["verdict"] == checks["stage"]["verdict"] == "ok"
+        assert not [c for c in checks.values() if c["verdict"] in ("fail", "skip")]
+
         seen = status(folder, join)
         assert (seen["state"], seen["name"], seen["steps"]) == ("training", "small", 10**6)
         assert seen["leader"] == join.rpartition("/")[2]

@@ -18,17 +18,24 @@ OPTIONS = {
     "local": {
         *("manifest", "--steps", "--out", "--stages", "--replicas"),
         *("--kill-every", "--kill-seed", "--allow-model", "--transport"),
+        *("--http", "--metrics", "--log-format"),
     },
     "coordinator": {
         *("manifest", "--steps", "--out", "--listen", "--announce", "--identity"),
         *("--standby", "--resume", "--trainer", "--join", "--run", "--allow-model"),
-        "--transport",
+        *("--transport", "--http", "--metrics", "--log-format"),
     },
     "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
         *("--allow-model", "--stay", "--memory", "--transport", "--device"),
+        *("--metrics", "--log-format"),
     },
+    "doctor": {
+        *("--join", "--memory", "--device", "--run", "--listen", "--announce", "--identity"),
+        *("--transport", "--allow-model", "--json"),
+    },
+    "top": {"--join", "--run", "--every", "--identity", "--transport"},
     "status": {"--join", "--run", "--json", "--identity", "--transport"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
     "export": {"run", "--out", "--allow-model"},
