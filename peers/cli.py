@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,6 +71,15 @@ Http = Annotated[
         help="Show the run in a browser: the address to serve it at, e.g. 127.0.0.1:8080.",
         metavar="HOST:PORT",
     ),
+]
+TensorBoardFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="Also write the curves there, for TensorBoard.", metavar="DIR"
+    ),
+]
+Wandb = Annotated[
+    str, typer.Option(help="Also send the curves to Weights & Biases.", metavar="PROJECT")
 ]
 Metrics = Annotated[
     str,
@@ -146,6 +156,8 @@ def local(
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
     metrics: Metrics = "",
+    tensorboard: TensorBoardFolder = None,
+    wandb: Wandb = "",
     log_format: Logs = None,
     allow_model: Allow = None,
 ) -> None:
@@ -166,6 +178,7 @@ def local(
     loaded = load_manifest(manifest, steps, changes)
 
     from peers.commands import run_local_command
+    from peers.showing import Shown
 
     run_local_command(
         loaded,
@@ -174,8 +187,7 @@ def local(
         allow=allow_model or [],
         kills=kills,
         transport=transport,
-        http=http,
-        metrics=metrics,
+        shown=Shown(http, metrics, str(tensorboard or ""), wandb),
     )
 
 
@@ -213,6 +225,8 @@ def coordinator(
     transport: Kind = TransportKind.AUTO,
     http: Http = "",
     metrics: Metrics = "",
+    tensorboard: TensorBoardFolder = None,
+    wandb: Wandb = "",
     log_format: Logs = None,
     allow_model: Allow = None,
 ) -> None:
@@ -229,16 +243,17 @@ def coordinator(
     entry = _entry(identity, "coordinator.key", listen, announce, join or [], transport)
     if standby:
         from peers.commands import run_standby_command
+        from peers.showing import Shown
 
-        run_standby_command(
-            out=out, entry=entry, run=run, allow=allow_model or [], http=http, metrics=metrics
-        )
+        shown = Shown(http, metrics, str(tensorboard or ""), wandb)
+        run_standby_command(out=out, entry=entry, run=run, allow=allow_model or [], shown=shown)
         return
     path = manifest if resume is None else resume / "run.toml"
     loaded = load_manifest(path, steps)
 
     from peers.commands import run_coordinator_command
     from peers.leading import Start
+    from peers.showing import Shown
 
     run_coordinator_command(
         loaded,
@@ -247,8 +262,7 @@ def coordinator(
         allow=allow_model or [],
         standbys=trainer or [],
         start=Start.FRESH if resume is None else Start.RESUME,
-        http=http,
-        metrics=metrics,
+        shown=Shown(http, metrics, str(tensorboard or ""), wandb),
     )
 
 
@@ -292,6 +306,15 @@ def node(
     ] = "auto",
     run: Annotated[str, typer.Option(help="Run id, where an address leads to several.")] = "",
     threads: Annotated[int, typer.Option(min=1, help="Threads for computing.")] = 1,
+    upload_limit: Annotated[
+        float | None, typer.Option(min=0.1, help="Send no more than this.", metavar="MBIT/S")
+    ] = None,
+    nice: Annotated[
+        bool,
+        typer.Option(
+            "--nice", help="Lowest priority, and no new work while other programs are busy."
+        ),
+    ] = False,
     listen: Listen = None,
     announce: Announce = None,
     identity: KeyFile = None,
@@ -304,8 +327,9 @@ def node(
     from peers.starting import run_node_command
     from peers.volunteer import NodeOptions
 
+    entry = _entry(identity, "identity.key", listen, announce, join, transport)
     options = NodeOptions(
-        _entry(identity, "identity.key", listen, announce, join, transport),
+        replace(entry, upload_bytes_per_s=(upload_limit or 0) * 1e6 / 8),
         stage=stage,
         run=run,
         threads=threads,
@@ -314,7 +338,7 @@ def node(
         memory_bytes=int((memory or 0) * (1 << 30)),
         device=device,
     )
-    run_node_command(options, metrics=metrics)
+    run_node_command(options, metrics=metrics, nice=nice)
 
 
 @app.command()

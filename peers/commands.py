@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from peers.account import Account, in_words, make_account
 from peers.coordinator import PROMPT, Coordinator, Plan, Result, plan_run, stand_by_for
 from peers.entering import LOOPBACK, Entry
 from peers.export import export_model, load_model
-from peers.http import HttpAddress, bound, serve_app
 from peers.kills import Kills
 from peers.leading import Start
 from peers.local import run_local
 from peers.plots import plot_run
 from peers.rundir import RunDirectory
 from peers.running import run_command, set_up_logging
+from peers.showing import NOWHERE, Showing, Shown
 from peers.starting import console, user_errors
 from peers.status import Monitor
 from peers.transport import TransportKind
@@ -49,21 +49,24 @@ def run_local_command(
     allow: Sequence[str],
     kills: Kills | None = None,
     transport: TransportKind = TransportKind.AUTO,
-    http: str = "",
-    metrics: str = "",
+    shown: Shown = NOWHERE,
 ) -> None:
     set_up_logging()
     with user_errors():
-        show = shown_at(http, metrics)
+        showing = Showing(shown, manifest)
         plan = plan_run(manifest, allow)
         torch.set_num_threads(ONE_THREAD)
         out = RunDirectory.create(out, name=plan.manifest.name).path
-    with tempfile.TemporaryDirectory(prefix="swarm-") as keys, LiveView(console) as view:
+    with (
+        tempfile.TemporaryDirectory(prefix="swarm-") as keys,
+        showing,
+        LiveView(console) as view,
+    ):
         key = Path(keys) / "coordinator.key"
         entry = Entry(identity=key, listen=(LOOPBACK,), transport=transport)
         Identity.load_or_create(entry.identity)
         monitor = Monitor(view)
-        show(monitor)
+        showing.on(monitor)
         result, killed = run_command(
             partial(
                 run_local,
@@ -87,20 +90,19 @@ def run_coordinator_command(
     allow: Sequence[str],
     standbys: Sequence[str] = (),
     start: Start = Start.FRESH,
-    http: str = "",
-    metrics: str = "",
+    shown: Shown = NOWHERE,
 ) -> None:
     """Lead the run of ``manifest``; ``start`` RESUME: that of the run directory ``out``."""
     set_up_logging()
     with user_errors():
-        show = shown_at(http, metrics)
+        showing = Showing(shown, manifest)
         plan = plan_run(manifest, allow, standbys)
         if start is Start.RESUME and out is not None:
             entry = replace(entry, known=tuple(RunDirectory(out).read_peers()))
     torch.set_num_threads(ONE_THREAD)
-    with LiveView(console) as view:
+    with showing, LiveView(console) as view:
         monitor = Monitor(view)
-        show(monitor)
+        showing.on(monitor)
         coordinator = Coordinator(
             plan, out=out, monitor=monitor, on_open=_print_join_line, start=start
         )
@@ -124,17 +126,16 @@ def run_standby_command(
     entry: Entry,
     run: str,
     allow: Sequence[str],
-    http: str = "",
-    metrics: str = "",
+    shown: Shown = NOWHERE,
 ) -> None:
     """Stand by for the run that is found at ``entry.join``."""
     set_up_logging()
     with user_errors():
-        show = shown_at(http, metrics)
+        showing = Showing(shown, None)
     torch.set_num_threads(ONE_THREAD)
-    with LiveView(console) as view:
+    with showing, LiveView(console) as view:
         monitor = Monitor(view)
-        show(monitor)
+        showing.on(monitor)
         stand_by = partial(
             stand_by_for,
             entry,
@@ -147,61 +148,6 @@ def run_standby_command(
         result = run_command(stand_by)
     if result.sha256:
         _tell_result(result)
-
-
-def shown_at(http: str, metrics: str) -> Callable[[Monitor], None]:
-    """Listen at these addresses (empty: nowhere); what is returned shows a monitor there.
-
-    Raises:
-        UserError: nobody can listen there.
-    """
-    ways = (dashboard_at(http), metrics_at(metrics))
-
-    def show(monitor: Monitor) -> None:
-        for way in ways:
-            way(monitor)
-
-    return show
-
-
-def metrics_at(text: str) -> Callable[[Monitor], None]:
-    """Metrics for Prometheus, see ``shown_at``."""
-    if not text:
-        return lambda monitor: None
-    sock = HttpAddress.parse(text, "--metrics").bind("--metrics")
-
-    def show(monitor: Monitor) -> None:
-        from peers.metrics import RunMetrics, application
-
-        monitor.servers.append(partial(serve_app, application(RunMetrics(monitor)), sock))
-        console.print(f"metrics: http://{bound(sock)}/metrics", soft_wrap=True)
-
-    return show
-
-
-def dashboard_at(http: str) -> Callable[[Monitor], None]:
-    """The dashboard, see ``shown_at``."""
-    if not http:
-        return lambda monitor: None
-    address = HttpAddress.parse(http, "--http")
-    sock = address.bind("--http")
-
-    def show(monitor: Monitor) -> None:
-        from peers.dashboard import application  # a second of imports
-
-        app = application(monitor.document, monitor.curve, open_=not address.loopback)
-        monitor.servers.append(partial(serve_app, app, sock))
-        at = HttpAddress(address.host, bound(sock).port)
-        console.print(f"dashboard: http://{at}/", soft_wrap=True)
-        if not address.loopback:
-            console.print(
-                "It has no password: whoever reaches that address sees the run, and can change "
-                "nothing",
-                style="yellow",
-                soft_wrap=True,
-            )
-
-    return show
 
 
 def _print_standby_line(manifest: Manifest, addresses: list[str]) -> None:

@@ -16,6 +16,7 @@ from dht.identity import Identity, hold
 from dht.records import RunRecord, decode_all, runs_key
 from peers.addresses import check_announce, check_bootstrap, check_listen, reachable
 from peers.choosing import Opening, opened
+from peers.limited import LimitedTransport
 from peers.transport import Transport, TransportKind
 from peers.wire import Limits
 from swarm.errors import BootstrapError, ConfigError, SwarmError
@@ -37,6 +38,7 @@ class Entry:
     """How to enter: the options that node and coordinator share.
 
     ``known``: addresses of an earlier session; those that nobody answers at are left out.
+    ``upload_bytes_per_s``: what it sends at most; 0: no limit.
     """
 
     identity: Path
@@ -45,6 +47,7 @@ class Entry:
     join: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     transport: TransportKind = TransportKind.AUTO
+    upload_bytes_per_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
                     yield Entered(
                         identity,
                         new_boot(),
-                        transport,
+                        _limited(transport, entry.upload_bytes_per_s),
                         directory,
                         transport.addresses(),
                         transport.limit,
@@ -101,6 +104,10 @@ async def entered(entry: Entry, limits: Limits) -> AsyncIterator[Entered]:
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(3):
                     await directory.close()
+
+
+def _limited(transport: Transport, bytes_per_s: float) -> Transport:
+    return LimitedTransport(transport, bytes_per_s) if bytes_per_s else transport
 
 
 async def _fail_when_gone(gone: Callable[[], Awaitable[str]]) -> None:

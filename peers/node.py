@@ -57,7 +57,8 @@ class Node:
     stage needs it more; None: it stays. ``moves_to``: where it has been let go to, at the end.
     ``sequence``: of its last announcement; whoever serves the next stage goes on from there.
     ``device``: what it computes on. ``plan``: how it keeps within the memory there.
-    ``on_pass`` is told how long each pass took, in seconds.
+    ``paused``: no new work is taken, here or wherever it moves to. ``on_pass`` is told how long
+    each pass took, in seconds.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Node:
         self.choice: Choice | None = None
         self.device: Device = CPU
         self.plan: Plan | None = None
+        self.paused = False
         self.on_pass: Callable[[float], object] = lambda seconds: None
         self.moves_to: int | None = None
         self.me = Replica(swarm.identity.peer_id, swarm.boot)
@@ -130,6 +132,12 @@ class Node:
         self._say_what_counted(server)
         return reason
 
+    def pause(self, paused: bool) -> None:
+        """Take no new work, or take it again."""
+        self.paused = paused
+        if self.server is not None:
+            self.server.passes.paused = paused
+
     def _serve(self, owner: StageOwner, tasks: TaskGroup) -> ReplicaServer:
         server = ReplicaServer(
             self.manifest,
@@ -140,6 +148,7 @@ class Node:
             tasks=tasks,
             rng=self._rng,
         )
+        server.passes.paused = self.paused
         server.passes.on_pass = lambda seconds: self.on_pass(seconds)
         self._meter = Meter(server.passes.counters, self.manifest.batch.microbatch)
         server.orders.on_change = self._changed

@@ -99,6 +99,8 @@ class Passes:
         self.counters = Counters()
         self.on_pass: Callable[[float], object] = lambda seconds: None
         """Told how long each pass took, in seconds."""
+        self.paused = False
+        """No new work is taken: it is *busy*. What is here already is finished."""
         self.under_way = 0
         """Passes that are being computed, or whose output is being sent on."""
         self._loads: dict[tuple[Kind, Stamp], _Load] = {}
@@ -120,6 +122,8 @@ class Passes:
             return msg.Refused(reason="this run has no delayed updates (step.delay = 0)")
         if not self._comes_from_the_path(message):
             return msg.Refused(reason="the sender is not on this microbatch's path")
+        if self.paused and isinstance(message, msg.Forward):
+            return msg.Busy(reason="its owner uses the machine")
         kind = Kind(message.kind)
         now = anyio.current_time()
         job = Job(kind, message.attempt, now + message.ttl_s)

@@ -13,11 +13,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
 from rich.text import Text
 
+from peers.courtesy import be_nice
 from peers.device import check_device
 from peers.doctor import Check, Verdict, Wishes, cheap, examine, exit_code
 from peers.doctor import plain as plain_checks
@@ -30,6 +32,9 @@ from peers.transport import TransportKind
 from peers.volunteer import NodeOptions, serve
 from swarm.errors import UserError
 from swarm.manifest import Manifest, default_manifest
+
+if TYPE_CHECKING:
+    from peers.node import Node
 
 console = Console(highlight=False)
 
@@ -92,8 +97,8 @@ def run_identity_command(path: Path) -> None:
     console.print(found.peer_id, soft_wrap=True)
 
 
-def run_node_command(options: NodeOptions, *, metrics: str = "") -> None:
-    """``metrics``: where to serve them; empty: nowhere."""
+def run_node_command(options: NodeOptions, *, metrics: str = "", nice: bool = False) -> None:
+    """``metrics``: where to serve them; empty: nowhere. ``nice``: see ``peers.courtesy``."""
     with user_errors():
         check_device(options.device)
         sock = HttpAddress.parse(metrics, "--metrics").bind("--metrics") if metrics else None
@@ -103,24 +108,45 @@ def run_node_command(options: NodeOptions, *, metrics: str = "") -> None:
         say = partial(tell, logging.getLogger("swarm.node"), "state")
     cheap(options.entry.identity.parent, say)
     leave = Leave()
-    if sock is not None:
-        main = partial(_serve_with_metrics, options, leave, say, sock)
-    else:
-        main = partial(serve, options, leave, say)
-    reason = run_command(main, leave)
+    reason = run_command(partial(_serve_beside, options, leave, say, sock, nice), leave)
     say(f"finished: {reason}")
 
 
-async def _serve_with_metrics(
-    options: NodeOptions, leave: Leave, say: Callable[[str], None], sock: socket.socket
+async def _serve_beside(
+    options: NodeOptions,
+    leave: Leave,
+    say: Callable[[str], None],
+    sock: socket.socket | None,
+    nice: bool,
 ) -> str:
-    from peers.metrics import NodeMetrics, application
+    """``serve``, with what goes on beside it."""
+    nodes: list[Node] = []
+    watchers: list[Callable[[Node], None]] = []
+    paused = False
 
-    metrics = NodeMetrics()
-    say(f"metrics: http://{bound(sock)}/metrics")
+    def pause(wanted: bool) -> None:
+        nonlocal paused
+        paused = wanted
+        for node in nodes[-1:]:
+            node.pause(wanted)
+
+    def watch(node: Node) -> None:
+        nodes[:] = [node]
+        node.paused = paused
+        for watcher in watchers:
+            watcher(node)
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve_app, application(metrics), sock)
-        reason = await serve(replace(options, watch=metrics.watch), leave, say)
+        if sock is not None:
+            from peers.metrics import NodeMetrics, application
+
+            metrics = NodeMetrics()
+            watchers.append(metrics.watch)
+            say(f"metrics: http://{bound(sock)}/metrics")
+            tasks.start_soon(serve_app, application(metrics), sock)
+        if nice:
+            tasks.start_soon(be_nice, pause, say)
+        reason = await serve(replace(options, watch=watch), leave, say)
         tasks.cancel_scope.cancel()
     return reason
 

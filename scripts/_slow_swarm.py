@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psutil
 
@@ -20,11 +20,14 @@ class FarSwarm(Swarm):
     """A ``Swarm`` on ``network``, once it is set; without one, on loopback.
 
     Args:
-        transport: what ``--transport`` takes.
+        transport: what ``--transport`` takes. allow: models that all may run.
     """
 
-    def __init__(self, manifest: str, progress: Progress, transport: str) -> None:
+    def __init__(
+        self, manifest: str, progress: Progress, transport: str, allow: Sequence[str] = ()
+    ) -> None:
         super().__init__(manifest, progress)
+        self._allow = [word for model in allow for word in ("--allow-model", model)]
         self.network: SlowNetwork | None = None
         self._transport = transport
         self._names: dict[int, str | None] = {}
@@ -53,7 +56,7 @@ class FarSwarm(Swarm):
         return process
 
     def _way(self, name: str) -> tuple[str, ...]:
-        flags = ("--transport", self._transport, "--listen")
+        flags = (*self._allow, "--transport", self._transport, "--listen")
         if self.network is None:
             return (*flags, LOOPBACK)
         port = self.network.join(name)
@@ -63,10 +66,14 @@ class FarSwarm(Swarm):
 
 @contextlib.contextmanager
 def far_swarm(
-    manifest: str, progress: Progress, transport: str, link: tuple[float, float] | None
+    manifest: str,
+    progress: Progress,
+    transport: str,
+    link: tuple[float, float] | None,
+    allow: Sequence[str] = (),
 ) -> Iterator[FarSwarm]:
     """A swarm; ``link``: bits a second of each peer's up- and downlink, and seconds one way."""
-    with FarSwarm(manifest, progress, transport) as swarm, contextlib.ExitStack() as stack:
+    with FarSwarm(manifest, progress, transport, allow) as swarm, contextlib.ExitStack() as stack:
         if link is not None:
             swarm.network = stack.enter_context(SlowNetwork(*link, swarm.whose))
         yield swarm

@@ -24,6 +24,7 @@ from scripts._slow_swarm import FarSwarm, far_swarm
 
 BITS_PER_S, DELAY_S = 100e6, 0.05
 SEQUENCE = 128
+WIDE = "scripts._wide_model:wide"
 STAGES = 2
 WARM_UP = 2
 """Steps at the start of a swarm that are not counted: the window is found, speeds are measured."""
@@ -31,9 +32,7 @@ WARM_UP = 2
 MANIFEST = """
 name = "slow"
 [model]
-d_model = {d_model}
-layers = {layers}
-heads = 4
+{model}
 sequence = {sequence}
 [stages]
 count = {stages}
@@ -58,12 +57,13 @@ enabled = false
 class Case:
     """A swarm of two stages of one replica each.
 
-    All boundaries are of 1 MiB; how much is computed for one depends on the width and the blocks.
+    All boundaries are of 1 MiB. ``layers``: blocks of a GPT; none: the layers compute next to
+    nothing, so that two cores suffice for nodes, daemons and proxies.
     """
 
     what: str
     layers: int
-    d_model: int
+    d_model: int = 256
     transport: str = "p2pd"
     microbatches: int = 64
     delay: int = 0
@@ -82,14 +82,19 @@ class Case:
     @property
     def manifest(self) -> str:
         return MANIFEST.format(
-            d_model=self.d_model,
-            layers=self.layers,
+            model=self._model,
             sequence=SEQUENCE,
             stages=STAGES,
             microbatch=self.microbatch,
             microbatches=self.microbatches,
             delay=self.delay,
         )
+
+    @property
+    def _model(self) -> str:
+        if self.layers:
+            return f"d_model = {self.d_model}\nlayers = {self.layers}\nheads = 4"
+        return f'kind = "{WIDE}"\nargs = {{ width = {self.d_model}, sequence = {SEQUENCE} }}'
 
     @property
     def boundary_bytes(self) -> int:
@@ -107,8 +112,8 @@ class Case:
         return 0.0 if self.delay else (2 * STAGES + 4) * DELAY_S
 
 
-COMPUTE = ("compute-bound", 8, 256)
-BANDWIDTH = ("bandwidth-bound", 1, 64)
+COMPUTE = ("compute-bound", 8)
+BANDWIDTH = ("bandwidth-bound", 0)
 CASES = (
     Case(*COMPUTE),
     Case(*BANDWIDTH),
@@ -126,7 +131,9 @@ def run(case: Case, steps: int, *, far: bool) -> dict[str, Any]:
     """
     name = f"{case.name}, {'slow network' if far else 'loopback'}"
     link = (BITS_PER_S, DELAY_S) if far else None
-    with far_swarm(case.manifest, Progress(name), case.transport, link) as swarm:
+    with far_swarm(
+        case.manifest, Progress(name), case.transport, link, () if case.layers else (WIDE,)
+    ) as swarm:
         swarm.open(STAGES, 1)
         swarm.wait_for_steps(max(0, WARM_UP - len(swarm.metrics.steps)) or 1)
         first = len(swarm.metrics.steps)

@@ -18,18 +18,18 @@ OPTIONS = {
     "local": {
         *("manifest", "--steps", "--out", "--stages", "--replicas"),
         *("--kill-every", "--kill-seed", "--allow-model", "--transport"),
-        *("--http", "--metrics", "--log-format"),
+        *("--http", "--metrics", "--log-format", "--tensorboard", "--wandb"),
     },
     "coordinator": {
         *("manifest", "--steps", "--out", "--listen", "--announce", "--identity"),
         *("--standby", "--resume", "--trainer", "--join", "--run", "--allow-model"),
-        *("--transport", "--http", "--metrics", "--log-format"),
+        *("--transport", "--http", "--metrics", "--log-format", "--tensorboard", "--wandb"),
     },
     "identity": {"--identity"},
     "node": {
         *("--join", "--stage", "--run", "--threads", "--listen", "--announce", "--identity"),
         *("--allow-model", "--stay", "--memory", "--transport", "--device"),
-        *("--metrics", "--log-format"),
+        *("--metrics", "--log-format", "--upload-limit", "--nice"),
     },
     "doctor": {
         *("--join", "--memory", "--device", "--run", "--listen", "--announce", "--identity"),

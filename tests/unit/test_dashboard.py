@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from peers.board import Curve, Point
-from peers.commands import dashboard_at
 from peers.dashboard import application
 from peers.http import HttpAddress, bound, serve_app
+from peers.showing import dashboard_at
 from peers.status import Monitor
 from swarm.errors import UserError
 
