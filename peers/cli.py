@@ -521,6 +521,39 @@ def simulate(
     run_simulate_command(scenario, changes, out=out, json_file=json_file)
 
 
+@app.command()
+def plan(
+    manifest: RunFile,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Machines: [[peers]] and [latency] tables as in a scenario of swarm simulate.",
+            metavar="peers.toml",
+        ),
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Print how fast this machine's processor is.")
+    ] = False,
+    allow_model: Allow = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict a run on given machines, and propose how to cut it into stages.
+
+    The simulator plays some steps of it. Speeds are TFLOP/s; --measure finds this machine's.
+    """
+    from peers.starting import check_plan, load_manifest
+
+    check_plan(peers, measure)
+    loaded = load_manifest(manifest, None)
+
+    from peers.plan import run_measure_command, run_plan_command
+
+    if peers is None:
+        run_measure_command(loaded, allow=allow_model or [])
+    else:
+        run_plan_command(loaded, peers, allow=allow_model or [], as_json=as_json)
+
+
 def _entry(
     identity: Path | None,
     default_key: str,

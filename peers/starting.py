@@ -87,6 +87,13 @@ def check_coordinator(
                 raise UserError("--resume goes on as the run began: leave --out and --steps out")
 
 
+def check_plan(peers: Path | None, measure: bool) -> None:
+    """Exit with one line unless exactly one of them is asked for."""
+    with user_errors():
+        if measure == (peers is not None):
+            raise UserError("give either --peers peers.toml, or --measure for this machine's speed")
+
+
 def run_identity_command(path: Path) -> None:
     from dht.identity import Identity
 

@@ -26,7 +26,7 @@ BITS_PER_S, DELAY_S = 100e6, 0.05
 SEQUENCE = 128
 WIDE = "scripts._wide_model:wide"
 STAGES = 2
-WARM_UP = 2
+WARM_UP = 4
 """Steps at the start of a swarm that are not counted: the window is found, speeds are measured."""
 
 MANIFEST = """

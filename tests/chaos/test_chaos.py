@@ -20,9 +20,9 @@ from tests.chaos.schedule import DELAYED, MOVING, Fault, Schedule, What, When, d
 from tests.chaos.shrink import Smaller, alike, shrink, whole
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, CHUNK = 200, 20
-OF_DELAYED = 60
-OF_MOVES = 60
+SEEDS, CHUNK = 160, 20
+OF_DELAYED = 40
+OF_MOVES = 40
 """Seeds in which nodes also move between the stages."""
 
 REGRESSIONS: dict[str, Smaller] = {

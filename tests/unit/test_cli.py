@@ -35,6 +35,7 @@ OPTIONS = {
         *("--join", "--memory", "--device", "--run", "--listen", "--announce", "--identity"),
         *("--transport", "--allow-model", "--json"),
     },
+    "plan": {"manifest", "--peers", "--measure", "--allow-model", "--json"},
     "top": {"--join", "--run", "--every", "--identity", "--transport"},
     "status": {"--join", "--run", "--json", "--identity", "--transport"},
     "reference": {"manifest", "--steps", "--out", "--allow-model"},
