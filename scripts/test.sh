@@ -40,25 +40,17 @@ say "pytest"
 if (($# > 0)); then
     exec "$venv_python" -m pytest "$@"
 fi
-# Tests with processes of their own mostly wait for them, so they run beside the others, in two
-# halves.
-logs=("$(mktemp)" "$(mktemp)")
-halves=("tests/multiprocess/test_[a-l]*.py" "tests/multiprocess/test_[m-z]*.py")
-beside=()
-for half in 0 1; do
-    # shellcheck disable=SC2086  # the pattern is to be expanded
-    "$venv_python" -m pytest ${halves[half]} >"${logs[half]}" 2>&1 &
-    beside+=("$!")
-done
-trap 'kill "${beside[@]}" 2>/dev/null || true; rm -f "${logs[@]}"' EXIT
+# Tests with processes of their own mostly wait for them, so they run beside the others.
+beside_log="$(mktemp)"
+"$venv_python" -m pytest tests/multiprocess >"$beside_log" 2>&1 &
+beside=$!
+trap 'kill "$beside" 2>/dev/null || true; rm -f "$beside_log"' EXIT
 status=0
 "$venv_python" -m pytest tests/unit --cov=swarm.core --cov=swarm.codecs --cov=dht.records \
     --cov=peers.wire --cov-branch --cov-report= || status=$?
 "$venv_python" -m pytest tests/contract tests/chaos tests/sim || status=$?
 say "pytest tests/multiprocess"
-for half in 0 1; do
-    wait "${beside[half]}" || status=$?
-    cat "${logs[half]}"
-done
+wait "$beside" || status=$?
+cat "$beside_log"
 ((status == 0)) || exit "$status"
 check_coverage

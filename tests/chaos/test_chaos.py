@@ -20,7 +20,7 @@ from tests.chaos.schedule import DELAYED, MOVING, Fault, Schedule, What, When, d
 from tests.chaos.shrink import Smaller, alike, shrink, whole
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, CHUNK = 160, 20
+SEEDS, CHUNK = 120, 20
 OF_DELAYED = 40
 OF_MOVES = 40
 """Seeds in which nodes also move between the stages."""

@@ -35,7 +35,8 @@ def value_of(identity: Identity, sequence: int = 0, **how) -> bytes:
         version="1",
         sequence=sequence,
     )
-    return encode(record, identity, **how)
+    # Some are made when the tests are collected, which may be long before they are used.
+    return encode(record, identity, **{"ttl_s": 3600.0} | how)
 
 
 class Daemons(contextlib.AsyncExitStack):

