@@ -7,15 +7,15 @@ of its Python package.
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
 import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -30,7 +30,9 @@ PAGES = {
     "/style.css": ("style.css", "text/css"),
 }
 CHARTS = "/plotly.js"
-LOOPBACK_NAMES = ["localhost", "127.0.0.1", "::1", "[::1]"]
+CHARTS_LEVEL = 6
+ANYBODY = ("*",)
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
 HEADERS = {
     # Plotly writes styles into the page; scripts come from files alone.
     "content-security-policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
@@ -40,25 +42,28 @@ HEADERS = {
 }
 
 
-def application(look: Callable[[], dict[str, Any] | None], curve: Curve, *, open_: bool) -> Any:
+def application(
+    look: Callable[[], dict[str, Any] | None], curve: Curve, names: Sequence[str]
+) -> Any:
     """The ASGI application.
 
     Args:
         look: the document without its points; None: there is no run to show yet.
-        open_: for whoever reaches it by whatever name; else only as this machine, so that no page
-            of another site can read it through a name of its own (DNS rebinding).
+        names: of this server, as browsers may call it: on loopback only those of this machine, so
+            that no page of another site can read it through a name of its own (DNS rebinding).
     """
     from plotly import offline  # a second of imports, for the one file
 
-    charts = offline.get_plotlyjs()
+    # Packed once: it is several megabytes, and the loop that serves it is the trainer's.
+    charts = gzip.compress(offline.get_plotlyjs().encode(), CHARTS_LEVEL)
 
     async def page(request: Request) -> Response:
         name, kind = PAGES[request.url.path]
         return Response(files("peers").joinpath("web", name).read_bytes(), media_type=kind)
 
     async def script(request: Request) -> Response:
-        cached = {"cache-control": "max-age=86400"}
-        return Response(charts, media_type="text/javascript", headers=cached)
+        headers = {"cache-control": "max-age=86400", "content-encoding": "gzip"}
+        return Response(charts, media_type="text/javascript", headers=headers)
 
     async def state(request: Request) -> Response:
         return JSONResponse(_document(look, Reader(curve)))
@@ -74,9 +79,8 @@ def application(look: Callable[[], dict[str, Any] | None], curve: Curve, *, open
             Route("/events", events),
         ],
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=["*"] if open_ else LOOPBACK_NAMES),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(names)),
             Middleware(_Headers),
-            Middleware(GZipMiddleware, minimum_size=10_000),
         ],
     )
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from swarm.errors import UserError
 
+MOST_CONNECTIONS = 64
+"""At a time; others are told to come later."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
@@ -82,7 +85,12 @@ async def serve_app(app: Any, sock: socket.socket) -> None:
             yield
 
     config = uvicorn.Config(
-        app, log_level="error", access_log=False, lifespan="off", log_config=None
+        app,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        log_config=None,
+        limit_concurrency=MOST_CONNECTIONS,
     )
     server = Server(config)
     try:

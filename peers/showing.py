@@ -90,9 +90,10 @@ def dashboard_at(http: str) -> Callable[[Monitor], None]:
     sock = address.bind("--http")
 
     def show(monitor: Monitor) -> None:
-        from peers.dashboard import application  # a second of imports
+        from peers.dashboard import ANYBODY, LOOPBACK_NAMES, application  # a second of imports
 
-        app = application(monitor.document, monitor.curve, open_=not address.loopback)
+        names = (*LOOPBACK_NAMES, address.host) if address.loopback else ANYBODY
+        app = application(monitor.document, monitor.curve, names)
         monitor.servers.append(partial(serve_app, app, sock))
         at = HttpAddress(address.host, bound(sock).port)
         console.print(f"dashboard: http://{at}/", soft_wrap=True)

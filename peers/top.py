@@ -48,8 +48,10 @@ class Looks:
         step = None if report.mark is None else report.mark.t
         if step is None:
             return
-        while self._looks and self._looks[-1].step > step:
-            self._looks.pop()
+        if self._looks and self._looks[-1].step > step:
+            # Steps were lost; when this one was done for the first time does not count either.
+            while self._looks and self._looks[-1].step >= step:
+                self._looks.pop()
         if not self._looks or self._looks[-1].step < step:
             self._looks.append(Look(now, step, report.loss))
 

@@ -117,7 +117,9 @@ function take(points, reset) {
     curve.rate.push(rate);
   }
   if (curve.step.length > MOST_POINTS) {
-    for (const name of Object.keys(curve)) curve[name] = curve[name].filter((_, i) => i % 2 === 0);
+    // Every second one goes, the newest never.
+    const odd = (curve.step.length - 1) % 2;
+    for (const name of Object.keys(curve)) curve[name] = curve[name].filter((_, i) => i % 2 === odd);
   }
   draw();
 }

@@ -77,7 +77,8 @@ def test_steps_that_are_taken_back_are_forgotten():
     looks = Looks()
     for step in range(6):
         looks.add(report(step, float(step)), float(step))
-    looks.add(report(3, 9.0), 7.0)
-    assert looks.losses == [0.0, 1.0, 2.0, 3.0]
-    looks.add(report(4, 8.0), 8.0)
+    looks.add(report(3, 9.0), 100.0)
+    assert looks.losses == [0.0, 1.0, 2.0, 9.0]
+    looks.add(report(4, 8.0), 101.0)
     assert looks.losses[-1] == 8.0
+    assert looks.steps_per_s == 1.0, "what was before the loss is too long ago"
